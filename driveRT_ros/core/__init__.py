@@ -1,0 +1,1 @@
+"""The perception core: points in, detections out. Nothing here imports ROS."""

@@ -1,0 +1,244 @@
+"""Every parameter of the LiDAR detector: defaults, units and ranges. YAML only overrides."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from driveRT_ros.core.errors import ConfigError
+from driveRT_ros.core.schema import Config, group, param
+
+
+@dataclass(frozen=True)
+class VoxelizationConfig(Config):
+    """The voxel grid; defaults are VoxelNeXt's for nuScenes (0.075 m)."""
+
+    point_cloud_range: tuple[float, ...] = param(
+        (-54.0, -54.0, -5.0, 54.0, 54.0, 3.0),
+        "Range of points kept: x, y, z minimum, then maximum, in the LiDAR frame.",
+        unit="m",
+        lengths=(6,),
+    )
+    voxel_size: tuple[float, ...] = param(
+        (0.075, 0.075, 0.2), "Voxel edge lengths x, y, z.", unit="m", ge=1e-3, lengths=(3,)
+    )
+    max_points_per_voxel: int = param(
+        10, "Points averaged in a voxel: the first ones in input order.", ge=1, le=1024
+    )
+    max_voxels: int = param(
+        160_000, "Voxels kept: the first ones in order of appearance.", ge=1, le=4_000_000
+    )
+
+    @property
+    def grid_xyz(self) -> tuple[int, int, int]:
+        """Cells along x, y, z."""
+        low, high, size = self.point_cloud_range[:3], self.point_cloud_range[3:], self.voxel_size
+        nx, ny, nz = (round((b - a) / s) for a, b, s in zip(low, high, size))
+        return nx, ny, nz
+
+    @property
+    def sparse_shape_zyx(self) -> tuple[int, int, int]:
+        """Spatial shape of the sparse tensor; z has one spare cell, as VoxelNeXt was trained."""
+        nx, ny, nz = self.grid_xyz
+        return nz + 1, ny, nx
+
+    def check(self) -> None:
+        """Refuse an empty range."""
+        for axis, low, high in zip("xyz", self.point_cloud_range[:3], self.point_cloud_range[3:]):
+            if not low < high:
+                raise ConfigError(
+                    f"Parameter 'point_cloud_range' must have minimum < maximum on {axis}, "
+                    f"got {low} and {high}."
+                )
+        if min(self.grid_xyz) < 1:
+            raise ConfigError(
+                f"Parameter 'voxel_size' {self.voxel_size} leaves no cell in the range "
+                f"{self.point_cloud_range}."
+            )
+
+
+@dataclass(frozen=True)
+class ModelConfig(Config):
+    """The VoxelNeXt graph."""
+
+    channels: tuple[int, ...] = param(
+        (16, 32, 64, 128, 128, 128),
+        "Channels of the six backbone levels; levels 4 to 6 must be equal (they are summed).",
+        ge=1,
+        le=1024,
+        lengths=(6,),
+    )
+    heads: tuple[str, ...] = param(
+        (
+            "car",
+            "truck,construction_vehicle",
+            "bus,trailer",
+            "barrier",
+            "motorcycle,bicycle",
+            "pedestrian,traffic_cone",
+        ),
+        "Classes of each detection head, comma-separated, in the order of the checkpoint.",
+    )
+
+    @property
+    def classes_per_head(self) -> tuple[tuple[str, ...], ...]:
+        """Class names, one tuple a head."""
+        return tuple(tuple(n.strip() for n in head.split(",")) for head in self.heads)
+
+    @property
+    def class_names(self) -> tuple[str, ...]:
+        """Class names in label order (heads concatenated)."""
+        return tuple(name for head in self.classes_per_head for name in head)
+
+    def check(self) -> None:
+        """Refuse unequal merged levels, and empty or repeated class names."""
+        if len(set(self.channels[3:])) != 1:
+            raise ConfigError(
+                f"Parameter 'channels' must have equal levels 4 to 6, got {self.channels}."
+            )
+        names = self.class_names
+        if not names or "" in names or len(set(names)) != len(names):
+            raise ConfigError(
+                f"Parameter 'heads' must name every class once, got {list(self.heads)}."
+            )
+
+
+@dataclass(frozen=True)
+class DensificationConfig(Config):
+    """How past sweeps are moved into the current one by ego motion."""
+
+    world_frame_id: str = param("map", "Fixed frame in which the ego moves.")
+    num_past_frames: int = param(
+        9, "Past sweeps added to the current one; 0 needs no transform.", ge=0, le=63
+    )
+    max_time_lag_s: float = param(
+        0.6, "Sweeps older than this are forgotten.", unit="s", ge=0.0, le=10.0
+    )
+    ego_radius_m: float = param(
+        1.0,
+        "Points of past sweeps with |x| and |y| below this are the vehicle itself and left out.",
+        unit="m",
+        ge=0.0,
+        le=10.0,
+    )
+
+
+@dataclass(frozen=True)
+class PostProcessConfig(Config):
+    """From heat maps to boxes."""
+
+    score_thresholds: tuple[float, ...] = param(
+        (0.1,), "Least score of a box: one value, or one per class.", ge=0.0, le=1.0
+    )
+    iou_nms_threshold: float = param(
+        0.2, "Rotated bird's-eye-view IoU above which the lower score goes.", ge=0.0, le=1.0
+    )
+    top_k: int = param(500, "Candidates kept a head before suppression.", ge=1, le=10_000)
+    max_boxes_per_head: int = param(83, "Boxes kept a head.", ge=1, le=1000)
+    center_range: tuple[float, ...] = param(
+        (-61.2, -61.2, -10.0, 61.2, 61.2, 10.0),
+        "Boxes with a centre outside are left out (inclusive bounds).",
+        unit="m",
+        lengths=(6,),
+    )
+
+
+@dataclass(frozen=True)
+class InputConfig(Config):
+    """What the node expects of a cloud."""
+
+    intensity_scale: float = param(
+        1.0, "Factor to 0..255: 255 for a sensor that reports 0..1.", ge=0.0, le=1e6
+    )
+    intensity_clip: float = param(
+        255.0, "Greatest intensity after scaling; more is clipped.", ge=0.0, le=1e6
+    )
+    default_intensity: float = param(
+        0.0, "Intensity used where the cloud has none.", ge=0.0, le=1e6
+    )
+    point_capacity: int = param(
+        400_000, "Points used of one cloud; more are thinned evenly and counted.", ge=1
+    )
+    default_frame_id: str = param("", "Used where a header has no frame; empty refuses it.")
+    reliability: str = param(
+        "best_effort",
+        "Reliability of the cloud subscription.",
+        choices=("best_effort", "reliable"),
+    )
+    queue_depth: int = param(5, "History depth of the cloud subscription.", ge=1, le=1000)
+    tf_timeout_s: float = param(
+        0.5, "How long a cloud waits for its transform.", unit="s", ge=0.0, le=60.0
+    )
+    back_pressure: bool = param(
+        False, "Process every cloud in order (replay) instead of only the newest (live)."
+    )
+
+
+@dataclass(frozen=True)
+class BevConfig(Config):
+    """The bird's-eye-view outputs."""
+
+    resolution_m: float = param(0.6, "Cell size.", unit="m", ge=0.05, le=10.0)
+    image_pixels_per_cell: int = param(4, "Scale of the picture topic.", ge=1, le=32)
+    ground_clearance_m: float = param(
+        0.3,
+        "A cell is occupied where its points span more height than this.",
+        unit="m",
+        ge=0.0,
+        le=5.0,
+    )
+
+
+@dataclass(frozen=True)
+class DiagnosticsConfig(Config):
+    """When a slow or odd frame is reported."""
+
+    max_allowed_processing_time_ms: float = param(
+        200.0, "A slower frame is a deadline miss and a WARN.", unit="ms", ge=0.0
+    )
+    max_acceptable_consecutive_delay_ms: float = param(
+        1000.0, "Misses in a row for longer than this are an ERROR.", unit="ms", ge=0.0
+    )
+    validation_callback_interval_ms: float = param(
+        100.0, "Period of the diagnostics check.", unit="ms", ge=10.0
+    )
+    latency_window: int = param(200, "Frames in the latency percentiles.", ge=1, le=100_000)
+    no_data_hint_s: float = param(
+        5.0, "Silence after which a present but unheard publisher is reported.", unit="s", ge=0.1
+    )
+
+
+@dataclass(frozen=True)
+class LidarConfig(Config):
+    """Everything the LiDAR node and pipeline take."""
+
+    checkpoint_path: str = param(
+        "", "Weights (.safetensors, or OpenPCDet .pth); empty runs seeded untrained weights."
+    )
+    checkpoint_layout: str = param(
+        "auto",
+        "Weight layout of a .pth: needed where the file cannot tell.",
+        choices=("auto", "KRSC", "RSCK", "RSKC"),
+    )
+    plan_path: str = param("", "Tuned Plan; empty uses the safe default.")
+    precision: str = param("fp32", "Numeric precision.", choices=("fp32",))
+    device: str = param("auto", "'auto', 'cpu', 'cuda' or 'cuda:N'.")
+    seed: int = param(0, "Seed of untrained weights.", ge=0)
+    num_threads: int = param(0, "CPU threads; 0 uses every core.", ge=0, le=1024)
+    autostart: bool = param(True, "Configure and activate at start.")
+    build_only: bool = param(False, "Configure (compile, load, warm up), then exit.")
+    voxelization: VoxelizationConfig = group(VoxelizationConfig)
+    model: ModelConfig = group(ModelConfig)
+    densification_params: DensificationConfig = group(DensificationConfig)
+    post_process_params: PostProcessConfig = group(PostProcessConfig)
+    input: InputConfig = group(InputConfig)
+    bev: BevConfig = group(BevConfig)
+    diagnostics: DiagnosticsConfig = group(DiagnosticsConfig)
+
+    def check(self) -> None:
+        """Refuse a number of score thresholds that is neither one nor one per class."""
+        got, names = len(self.post_process_params.score_thresholds), self.model.class_names
+        if got not in (1, len(names)):
+            raise ConfigError(
+                "Parameter 'post_process_params.score_thresholds' must hold 1 value or one for "
+                f"each of the {len(names)} classes, got {got}."
+            )

@@ -1,0 +1,1 @@
+"""Reference implementations in plain torch: the CPU path and the oracle of every kernel."""

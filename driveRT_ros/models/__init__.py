@@ -1,0 +1,1 @@
+"""Network graphs and the importers of their weights."""
