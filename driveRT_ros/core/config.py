@@ -19,19 +19,30 @@ class VoxelizationConfig(Config):
         lengths=(6,),
     )
     voxel_size: tuple[float, ...] = param(
-        (0.075, 0.075, 0.2), "Voxel edge lengths x, y, z.", unit="m", ge=1e-3, lengths=(3,)
+        (0.075, 0.075, 0.2),
+        "Voxel edge lengths x, y, z.",
+        unit="m",
+        ge=1e-3,
+        lengths=(3,),
     )
     max_points_per_voxel: int = param(
         10, "Points averaged in a voxel: the first ones in input order.", ge=1, le=1024
     )
     max_voxels: int = param(
-        160_000, "Voxels kept: the first ones in order of appearance.", ge=1, le=4_000_000
+        160_000,
+        "Voxels kept: the first ones in order of appearance.",
+        ge=1,
+        le=4_000_000,
     )
 
     @property
     def grid_xyz(self) -> tuple[int, int, int]:
         """Cells along x, y, z."""
-        low, high, size = self.point_cloud_range[:3], self.point_cloud_range[3:], self.voxel_size
+        low, high, size = (
+            self.point_cloud_range[:3],
+            self.point_cloud_range[3:],
+            self.voxel_size,
+        )
         nx, ny, nz = (round((b - a) / s) for a, b, s in zip(low, high, size))
         return nx, ny, nz
 
@@ -43,7 +54,9 @@ class VoxelizationConfig(Config):
 
     def check(self) -> None:
         """Refuse an empty range."""
-        for axis, low, high in zip("xyz", self.point_cloud_range[:3], self.point_cloud_range[3:]):
+        for axis, low, high in zip(
+            "xyz", self.point_cloud_range[:3], self.point_cloud_range[3:]
+        ):
             if not low < high:
                 raise ConfigError(
                     f"Parameter 'point_cloud_range' must have minimum < maximum on {axis}, "
@@ -130,9 +143,14 @@ class PostProcessConfig(Config):
         (0.1,), "Least score of a box: one value, or one per class.", ge=0.0, le=1.0
     )
     iou_nms_threshold: float = param(
-        0.2, "Rotated bird's-eye-view IoU above which the lower score goes.", ge=0.0, le=1.0
+        0.2,
+        "Rotated bird's-eye-view IoU above which the lower score goes.",
+        ge=0.0,
+        le=1.0,
     )
-    top_k: int = param(500, "Candidates kept a head before suppression.", ge=1, le=10_000)
+    top_k: int = param(
+        500, "Candidates kept a head before suppression.", ge=1, le=10_000
+    )
     max_boxes_per_head: int = param(83, "Boxes kept a head.", ge=1, le=1000)
     center_range: tuple[float, ...] = param(
         (-61.2, -61.2, -10.0, 61.2, 61.2, 10.0),
@@ -158,18 +176,23 @@ class InputConfig(Config):
     point_capacity: int = param(
         400_000, "Points used of one cloud; more are thinned evenly and counted.", ge=1
     )
-    default_frame_id: str = param("", "Used where a header has no frame; empty refuses it.")
+    default_frame_id: str = param(
+        "", "Used where a header has no frame; empty refuses it."
+    )
     reliability: str = param(
         "best_effort",
         "Reliability of the cloud subscription.",
         choices=("best_effort", "reliable"),
     )
-    queue_depth: int = param(5, "History depth of the cloud subscription.", ge=1, le=1000)
+    queue_depth: int = param(
+        5, "History depth of the cloud subscription.", ge=1, le=1000
+    )
     tf_timeout_s: float = param(
         0.5, "How long a cloud waits for its transform.", unit="s", ge=0.0, le=60.0
     )
     back_pressure: bool = param(
-        False, "Process every cloud in order (replay) instead of only the newest (live)."
+        False,
+        "Process every cloud in order (replay) instead of only the newest (live).",
     )
 
 
@@ -201,9 +224,14 @@ class DiagnosticsConfig(Config):
     validation_callback_interval_ms: float = param(
         100.0, "Period of the diagnostics check.", unit="ms", ge=10.0
     )
-    latency_window: int = param(200, "Frames in the latency percentiles.", ge=1, le=100_000)
+    latency_window: int = param(
+        200, "Frames in the latency percentiles.", ge=1, le=100_000
+    )
     no_data_hint_s: float = param(
-        5.0, "Silence after which a present but unheard publisher is reported.", unit="s", ge=0.1
+        5.0,
+        "Silence after which a present but unheard publisher is reported.",
+        unit="s",
+        ge=0.1,
     )
 
 
@@ -212,7 +240,8 @@ class LidarConfig(Config):
     """Everything the LiDAR node and pipeline take."""
 
     checkpoint_path: str = param(
-        "", "Weights (.safetensors, or OpenPCDet .pth); empty runs seeded untrained weights."
+        "",
+        "Weights (.safetensors, or OpenPCDet .pth); empty runs seeded untrained weights.",
     )
     checkpoint_layout: str = param(
         "auto",
@@ -236,7 +265,10 @@ class LidarConfig(Config):
 
     def check(self) -> None:
         """Refuse a number of score thresholds that is neither one nor one per class."""
-        got, names = len(self.post_process_params.score_thresholds), self.model.class_names
+        got, names = (
+            len(self.post_process_params.score_thresholds),
+            self.model.class_names,
+        )
         if got not in (1, len(names)):
             raise ConfigError(
                 "Parameter 'post_process_params.score_thresholds' must hold 1 value or one for "

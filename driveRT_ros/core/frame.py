@@ -175,7 +175,8 @@ class Detections:
 
     @staticmethod
     def empty(
-        class_names: tuple[str, ...] = NUSCENES_CLASSES, report: FrameReport | None = None
+        class_names: tuple[str, ...] = NUSCENES_CLASSES,
+        report: FrameReport | None = None,
     ) -> Detections:
         """Return no boxes, in the shapes and dtypes of a full result."""
         return Detections(
