@@ -1,0 +1,44 @@
+"""The named quality-of-service profiles; no node builds its own."""
+
+from __future__ import annotations
+
+from rclpy.qos import DurabilityPolicy, HistoryPolicy, QoSProfile, ReliabilityPolicy
+
+
+def _profile(
+    reliability: ReliabilityPolicy, durability: DurabilityPolicy, depth: int
+) -> QoSProfile:
+    return QoSProfile(
+        reliability=reliability,
+        durability=durability,
+        history=HistoryPolicy.KEEP_LAST,
+        depth=depth,
+    )
+
+
+def sensor_data(depth: int = 5, reliability: str = "best_effort") -> QoSProfile:
+    """Return the profile of a sensor stream: best effort matches every publisher.
+
+    Args:
+        depth: Messages held while the node is busy.
+        reliability: ``best_effort`` or ``reliable`` (a reliable subscription hears reliable
+            publishers only).
+    """
+    policy = {
+        "best_effort": ReliabilityPolicy.BEST_EFFORT,
+        "reliable": ReliabilityPolicy.RELIABLE,
+    }[reliability]
+    return _profile(policy, DurabilityPolicy.VOLATILE, depth)
+
+
+OUTPUT = _profile(ReliabilityPolicy.RELIABLE, DurabilityPolicy.VOLATILE, 10)
+"""Results and debug topics: reliable, so that they reach reliable and best-effort subscribers."""
+
+DIAGNOSTICS = _profile(ReliabilityPolicy.RELIABLE, DurabilityPolicy.VOLATILE, 10)
+"""``/diagnostics``, as diagnostic_updater publishes it."""
+
+TF = _profile(ReliabilityPolicy.RELIABLE, DurabilityPolicy.VOLATILE, 100)
+"""``/tf``, as tf2_ros subscribes to it."""
+
+LATCHED = _profile(ReliabilityPolicy.RELIABLE, DurabilityPolicy.TRANSIENT_LOCAL, 100)
+"""``/tf_static`` and whatever a late subscriber must still get."""

@@ -1,0 +1,66 @@
+"""Stopping on Ctrl-C and SIGTERM without an exception, and within a bound.
+
+A KeyboardInterrupt can strike between any two lines, also inside clean-up. Here a signal raises
+nothing: the interpreter writes its number to a pipe, a thread reads it and tells the main loop.
+That works while the main thread is inside one long library call, and a second Ctrl-C is harmless.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+import threading
+from collections.abc import Callable
+
+EXIT_BOUND_S = 1.6
+"""From the signal to a forced exit; a frame in flight and DDS get this long to finish."""
+
+
+class StopSignal:
+    """Own SIGINT and SIGTERM of this process; made in the main thread, once.
+
+    Args:
+        exit_bound_s: Where the process is still alive this long after the first signal, it exits
+            at once with code 0: leaving was asked for, and whatever is running cannot be cut.
+    """
+
+    def __init__(self, exit_bound_s: float = EXIT_BOUND_S) -> None:
+        self._stop = threading.Event()
+        self._exit_bound_s = exit_bound_s
+        self._wake: Callable[[], object] | None = None
+        self._read_fd, write_fd = os.pipe()
+        os.set_blocking(write_fd, False)
+        signal.set_wakeup_fd(write_fd, warn_on_full_buffer=False)
+        for number in (signal.SIGINT, signal.SIGTERM):
+            signal.signal(number, lambda *_: None)
+        threading.Thread(target=self._watch, name="stop", daemon=True).start()
+
+    def __bool__(self) -> bool:
+        """Return whether stopping was asked for."""
+        return self._stop.is_set()
+
+    def set(self) -> None:
+        """Ask for the stop from inside the process."""
+        self._stop.set()
+        if self._wake is not None:
+            self._wake()
+
+    def on_stop(self, wake: Callable[[], object]) -> None:
+        """Set what ends the main loop's sleep; called from another thread."""
+        self._wake = wake
+        if self:
+            wake()
+
+    def _watch(self) -> None:
+        os.read(self._read_fd, 1)
+        self.set()
+        threading.Event().wait(self._exit_bound_s)
+        exit_now(0)
+
+
+def exit_now(code: int) -> None:
+    """Leave without waiting for threads, so that a running library call cannot hold us."""
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(code)

@@ -1,0 +1,52 @@
+"""One time going backwards, seen by many sources, is one jump."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True)
+class Jump:
+    """Time went back from ``from_ns`` to ``to_ns``, first seen by ``source``."""
+
+    source: str
+    from_ns: int
+    to_ns: int
+
+    @property
+    def border_ns(self) -> int:
+        """What lies after this belongs to the time before the jump.
+
+        The middle of the jump leaves both sides the most room: data of the new pass may run a
+        little ahead of the stamp that revealed the jump, data of the old one may lag behind.
+        """
+        return (self.from_ns + self.to_ns) // 2
+
+
+class JumpDetector:
+    """Tell a backward jump from a stream of stamps, once for all sources together.
+
+    When a bag starts again, clock, transforms and clouds all go back, in an order that nobody
+    guarantees. The first one reveals the jump; a source that still stands in the old time is then
+    allowed to follow without a second alarm.
+    """
+
+    def __init__(self) -> None:
+        self._newest_ns: dict[str, int] = {}
+
+    def observe(self, source: str, stamp_ns: int) -> Jump | None:
+        """Note a stamp; return the jump if this one reveals it.
+
+        Args:
+            source: Name of a stream whose own stamps never decrease, such as ``clock``.
+            stamp_ns: Stamp of its newest message.
+        """
+        last_ns = self._newest_ns.get(source)
+        self._newest_ns[source] = stamp_ns
+        if last_ns is None or stamp_ns >= last_ns:
+            return None
+        jump = Jump(source, last_ns, stamp_ns)
+        for other, newest_ns in list(self._newest_ns.items()):
+            if newest_ns > jump.border_ns:
+                del self._newest_ns[other]
+        return jump
