@@ -36,6 +36,7 @@ class ManagedNode(LifecycleNode):
     def __init__(self, **kwargs: Any) -> None:
         super().__init__(self.default_name, **kwargs)
         self.fatal: str | None = None
+        self.fault_code = 1  # exit code after a fault
         self.finished = False  # set by a node whose work has an end
         self.steady_clock = Clock(clock_type=ClockType.STEADY_TIME)
         self.parameters = NodeParameters(
@@ -132,18 +133,19 @@ def run(node_class: type[ManagedNode], args: Sequence[str] | None = None) -> int
         args: Command line without the program name; None takes the one of the process.
 
     Returns:
-        Exit code: 0 for an end that was asked for, 1 after a fault (a sentence is on stderr).
+        Exit code: 0 for an end that was asked for, 1 after a fault (a sentence is on stderr), or
+        what the node says in ``fault_code``.
     """
     argv = list(sys.argv[1:] if args is None else args)
     if {"-h", "--help"} & set(argv):
-        print(usage(node_class))
+        sys.stdout.write(usage(node_class) + "\n")
         return 0
     stop = StopSignal()
     try:
         rclpy.init(args=argv, signal_handler_options=SignalHandlerOptions.NO)
         node = node_class()
     except Exception as error:  # bad arguments or parameters: before there is a node to log with
-        print(f"{node_class.default_name}: {_sentence(error)}", file=sys.stderr)
+        sys.stderr.write(f"{node_class.default_name}: {_sentence(error)}\n")
         return 1
     code = _live(node, stop)
     if not node.close():
@@ -174,7 +176,7 @@ def _live(node: ManagedNode, stop: StopSignal) -> int:
             if node.fatal is None and not node.finished and not stop:
                 node.trigger_activate()
             if node.fatal is not None and not stop:
-                return 1
+                return node.fault_code
         while not stop and not node.finished and node.context.ok():
             executor.spin_once()
     except Exception as error:
@@ -183,7 +185,7 @@ def _live(node: ManagedNode, stop: StopSignal) -> int:
         return 1
     finally:
         executor.shutdown(timeout_sec=0.0)
-    return 0 if node.fatal is None or stop else 1
+    return 0 if node.fatal is None or stop else node.fault_code
 
 
 def _sentence(error: Exception) -> str:

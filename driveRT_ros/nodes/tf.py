@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from driveRT_ros.core.errors import InvalidFrame
+from driveRT_ros.io.rigid import interpolate, inverse, rigid
 
 HISTORY_NS = 10_000_000_000
 TF_MISSING, TF_FUTURE, TF_PAST = "tf_missing", "tf_future", "tf_past"
@@ -39,33 +40,33 @@ class Lookup:
 
 @dataclass
 class _Link:
-    """History of one parent-child pair; ``stamps_ns`` ascends, ``poses`` runs along."""
+    """History of one parent-child pair; ``stamps_ns`` ascends, ``T_parent_child`` runs along."""
 
     parent: str
     static: bool
     stamps_ns: list[int] = field(default_factory=list)
-    poses: list[tuple[np.ndarray, np.ndarray]] = field(default_factory=list)
+    T_parent_child: list[np.ndarray] = field(default_factory=list)
 
-    def insert(self, stamp_ns: int, pose: tuple[np.ndarray, np.ndarray], history_ns: int) -> None:
+    def insert(self, stamp_ns: int, T: np.ndarray, history_ns: int) -> None:
         at = bisect.bisect_left(self.stamps_ns, stamp_ns)
         if at < len(self.stamps_ns) and self.stamps_ns[at] == stamp_ns:
-            self.poses[at] = pose  # a repeated stamp replaces; it is not an error
+            self.T_parent_child[at] = T  # a repeated stamp replaces; it is not an error
             return
         self.stamps_ns.insert(at, stamp_ns)
-        self.poses.insert(at, pose)
+        self.T_parent_child.insert(at, T)
         old = bisect.bisect_left(self.stamps_ns, self.stamps_ns[-1] - history_ns)
-        del self.stamps_ns[:old], self.poses[:old]
+        del self.stamps_ns[:old], self.T_parent_child[:old]
 
     def at(self, stamp_ns: int) -> np.ndarray:
         """Interpolate; the caller has checked that the stamp lies within the history."""
+        if self.static:
+            return self.T_parent_child[0]
         right = bisect.bisect_left(self.stamps_ns, stamp_ns)
-        t_right, q_right = self.poses[right]
         if self.stamps_ns[right] == stamp_ns:
-            return matrix(t_right, q_right)
-        t_left, q_left = self.poses[right - 1]
+            return self.T_parent_child[right]
         start, end = self.stamps_ns[right - 1], self.stamps_ns[right]
-        w = (stamp_ns - start) / (end - start)
-        return matrix(t_left + w * (t_right - t_left), slerp(q_left, q_right, w))
+        before, after = self.T_parent_child[right - 1 : right + 1]
+        return interpolate(before, after, (stamp_ns - start) / (end - start))
 
 
 class TransformBuffer:
@@ -95,8 +96,6 @@ class TransformBuffer:
             InvalidFrame: If a frame is empty or its own parent, or a number is not usable.
         """
         parent, child = parent.lstrip("/"), child.lstrip("/")
-        t, q = np.asarray(xyz, np.float64), np.asarray(quat_xyzw, np.float64)
-        norm = float(np.linalg.norm(q))
         if not parent or not child or parent == child:
             raise InvalidFrame(
                 "A transform needs two different frame names; fix its publisher.",
@@ -105,18 +104,11 @@ class TransformBuffer:
                 f"a frame other than {parent!r}",
                 code="tf_invalid",
             )
-        if not np.isfinite(t).all() or not 0.9 < norm < 1.1:
-            raise InvalidFrame(
-                f"Transform {parent} -> {child} has no usable numbers; fix its publisher.",
-                "transform",
-                (*t, *q),
-                "finite values and a unit quaternion",
-                code="tf_invalid",
-            )
+        T_parent_child = rigid(xyz, quat_xyzw)
         link = self._links.get(child)
         if link is None or link.parent != parent or static or link.static:
             link = self._links[child] = _Link(parent, static)
-        link.insert(stamp_ns, (t, q / norm), self._history_ns)
+        link.insert(stamp_ns, T_parent_child, self._history_ns)
 
     def lookup(self, target: str, source: str, stamp_ns: int) -> Lookup:
         """Return T_target_source at exactly this stamp, or why there is none."""
@@ -133,7 +125,7 @@ class TransformBuffer:
             if problem is not None:
                 return problem
         T_common_source, T_common_target = (self._compose(c, stamp_ns) for c in chain)
-        return Lookup(np.linalg.inv(T_common_target) @ T_common_source)
+        return Lookup(inverse(T_common_target) @ T_common_source)
 
     def forget_newer(self, stamp_ns: int) -> None:
         """Drop every moving pair whose newest sample lies after the stamp (see timejump.py)."""
@@ -157,9 +149,7 @@ class TransformBuffer:
     def _compose(self, children: list[str], stamp_ns: int) -> np.ndarray:
         T_parent_frame = np.eye(4)
         for child in children:
-            link = self._links[child]
-            T = matrix(*link.poses[0]) if link.static else link.at(stamp_ns)
-            T_parent_frame = T @ T_parent_frame
+            T_parent_frame = self._links[child].at(stamp_ns) @ T_parent_frame
         return T_parent_frame
 
     def _out_of_history(self, child: str, stamp_ns: int) -> Lookup | None:
@@ -175,29 +165,3 @@ class TransformBuffer:
             f"Transform {link.parent} -> {child} is not known at {stamp_ns / 1e9:.6f} s: that is "
             f"{abs(stamp_ns - bound) / 1e9:.6f} s {order} the {edge} one, {bound / 1e9:.6f} s.",
         )
-
-
-def slerp(q0_xyzw: np.ndarray, q1_xyzw: np.ndarray, w: float) -> np.ndarray:
-    """Interpolate two unit quaternions along the shorter arc (Shoemake 1985); w in [0, 1]."""
-    dot = float(q0_xyzw @ q1_xyzw)
-    if dot < 0.0:
-        q1_xyzw, dot = -q1_xyzw, -dot
-    if dot > 1.0 - 1e-9:  # sin(angle) would vanish; the chord is the arc here
-        q = q0_xyzw + w * (q1_xyzw - q0_xyzw)
-    else:
-        angle = np.arccos(dot)
-        q = np.sin((1.0 - w) * angle) * q0_xyzw + np.sin(w * angle) * q1_xyzw
-    return q / np.linalg.norm(q)
-
-
-def matrix(xyz: np.ndarray, quat_xyzw: np.ndarray) -> np.ndarray:
-    """Return the (4, 4) float64 transform of a translation and a unit quaternion x, y, z, w."""
-    x, y, z, w = quat_xyzw
-    T = np.eye(4)
-    T[:3, :3] = (
-        (1 - 2 * (y * y + z * z), 2 * (x * y - z * w), 2 * (x * z + y * w)),
-        (2 * (x * y + z * w), 1 - 2 * (x * x + z * z), 2 * (y * z - x * w)),
-        (2 * (x * z - y * w), 2 * (y * z + x * w), 1 - 2 * (x * x + y * y)),
-    )
-    T[:3, 3] = xyz
-    return T

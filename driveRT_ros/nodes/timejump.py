@@ -4,6 +4,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+LEAD_NS = 1_000_000_000
+"""Transforms are stamped at most this far ahead of the clouds that they belong to."""
+
 
 @dataclass(frozen=True)
 class Jump:
@@ -17,10 +20,10 @@ class Jump:
     def border_ns(self) -> int:
         """What lies after this belongs to the time before the jump.
 
-        The middle of the jump leaves both sides the most room: data of the new pass may run a
-        little ahead of the stamp that revealed the jump, data of the old one may lag behind.
+        Data of the new pass may run a little ahead of the stamp that revealed the jump, hence the
+        lead; in a shorter jump, the middle is as far as possible from either side.
         """
-        return (self.from_ns + self.to_ns) // 2
+        return self.to_ns + min((self.from_ns - self.to_ns) // 2, LEAD_NS)
 
 
 class JumpDetector:

@@ -1,0 +1,144 @@
+"""The gate between topics and the worker: pairs each cloud with its pose, and never waits.
+
+A cloud whose transform is not there yet is parked. It goes on when the transform arrives, or is
+dropped with a reason when its time is up. The gate is used from one thread and knows no ROS; live
+topics and offline bags both drive it.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from driveRT_ros.core.config import LidarConfig
+from driveRT_ros.core.errors import InvalidFrame
+from driveRT_ros.io.messages import stamp_ns_of
+from driveRT_ros.nodes.tf import TransformBuffer
+from driveRT_ros.nodes.timejump import Jump, JumpDetector
+
+PARKED_LIMIT = 200
+"""Clouds parked at most in live mode; more would be a memory leak with a sensor's rate."""
+
+
+@dataclass(frozen=True)
+class GateActions:
+    """What the gate makes others do.
+
+    Args:
+        forward: Takes ``(msg, T_world_lidar or None, arrived_s)`` of a cloud that is complete.
+        drop: Takes ``(code, sentence)`` of a cloud that does not go on.
+        refuse: Takes the sentence about a transform that is not usable.
+        jumped: Takes a jump of time; everything remembered from before it is worthless.
+    """
+
+    forward: Callable[[Any, np.ndarray | None, float], None]
+    drop: Callable[[str, str], None]
+    refuse: Callable[[str], None]
+    jumped: Callable[[Jump], None]
+
+
+@dataclass(frozen=True)
+class _Parked:
+    msg: Any
+    stamp_ns: int
+    frame_id: str
+    arrived_s: float
+
+
+class CloudGate:
+    """Pair clouds with poses.
+
+    Args:
+        config: ``densification_params`` and ``input``; without past frames no pose is needed.
+        actions: Where the results go.
+    """
+
+    def __init__(self, config: LidarConfig, actions: GateActions) -> None:
+        self._config, self._actions = config, actions
+        self._needs_pose = config.densification_params.num_past_frames > 0
+        self._transforms, self._detector = TransformBuffer(), JumpDetector()
+        self._parked: deque[_Parked] = deque()
+
+    def __len__(self) -> int:
+        return len(self._parked)
+
+    def cloud(self, msg: Any, now_s: float) -> None:
+        """Take a PointCloud2.
+
+        Args:
+            msg: The message; only its header is read.
+            now_s: Steady time in seconds.
+        """
+        stamp_ns = stamp_ns_of(msg.header.stamp)
+        frame_id = msg.header.frame_id or self._config.input.default_frame_id
+        self._observe("cloud", stamp_ns)
+        if not self._needs_pose or not frame_id:  # decoding refuses a cloud without a frame
+            self._actions.forward(msg, None, now_s)
+            return
+        self._parked.append(_Parked(msg, stamp_ns, frame_id, now_s))
+        if not self._config.input.back_pressure and len(self._parked) > PARKED_LIMIT:
+            self._parked.popleft()
+            self._actions.drop("tf_overflow", f"More than {PARKED_LIMIT} clouds wait for TF.")
+        self.tick(now_s)
+
+    def transforms(self, msg: Any, now_s: float, *, static: bool) -> None:
+        """Take a TFMessage, and let go the clouds that it completes."""
+        for transform in msg.transforms:
+            parent, child = transform.header.frame_id, transform.child_frame_id
+            stamp_ns = stamp_ns_of(transform.header.stamp)
+            if not static:
+                self._observe(f"transform {parent} -> {child}", stamp_ns)
+            t, q = transform.transform.translation, transform.transform.rotation
+            try:
+                self._transforms.insert(
+                    parent, child, stamp_ns, (t.x, t.y, t.z), (q.x, q.y, q.z, q.w), static=static
+                )
+            except InvalidFrame as error:
+                self._actions.refuse(f"Transform {parent} -> {child}: {error}")
+        self.tick(now_s)
+
+    def clock(self, stamp_ns: int) -> None:
+        """Take the time of a simulated clock."""
+        self._observe("clock", stamp_ns)
+
+    def tick(self, now_s: float) -> None:
+        """Let go what is complete, and drop what has waited too long."""
+        while self._parked:
+            head, world = self._parked[0], self._config.densification_params.world_frame_id
+            found = self._transforms.lookup(world, head.frame_id, head.stamp_ns)
+            waited_s = now_s - head.arrived_s
+            if found.T_target_source is not None:
+                self._parked.popleft()
+                self._actions.forward(head.msg, found.T_target_source, head.arrived_s)
+            elif not found.may_come or waited_s >= self._config.input.tf_timeout_s:
+                self._parked.popleft()
+                self._actions.drop(
+                    found.code,
+                    f"{found.reason} The cloud stamped {head.stamp_ns / 1e9:.6f} s waited "
+                    f"{waited_s:.3f} s for it and is dropped.",
+                )
+            else:
+                return  # later clouds wait behind it: their order is the order of the history
+
+    def flush(self) -> None:
+        """Drop what is still parked: no more data will come."""
+        self.tick(float("inf"))
+
+    def _observe(self, source: str, stamp_ns: int) -> None:
+        jump = self._detector.observe(source, stamp_ns)
+        if jump is None:
+            return
+        self._transforms.forget_newer(jump.border_ns)
+        stale = [p for p in self._parked if p.stamp_ns > jump.border_ns]
+        self._parked = deque(p for p in self._parked if p.stamp_ns <= jump.border_ns)
+        for parked in stale:
+            self._actions.drop(
+                "time_jump",
+                f"The cloud stamped {parked.stamp_ns / 1e9:.6f} s waited for its transform when "
+                "time jumped back.",
+            )
+        self._actions.jumped(jump)

@@ -1,0 +1,105 @@
+"""Where clouds wait for the worker: newest wins (live), or every one in order (replay)."""
+
+from __future__ import annotations
+
+import dataclasses
+import threading
+from collections import deque
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+
+
+@dataclass(frozen=True)
+class Work:
+    """One cloud on its way to the worker.
+
+    Args:
+        msg: The PointCloud2 message.
+        T_world_lidar: (4, 4) float64 pose at the header stamp; None where none is needed.
+        arrived_s: Steady time of arrival, in seconds.
+        after_jump: Whether time went back since the cloud before: the history ends here.
+    """
+
+    msg: Any
+    T_world_lidar: np.ndarray | None
+    arrived_s: float
+    after_jump: bool = False
+
+
+@dataclass(frozen=True)
+class Batch:
+    """What the worker does next: take ``passed_over`` into the history, then process ``work``."""
+
+    work: Work
+    passed_over: tuple[Work, ...] = field(default=())
+
+
+class Mailbox:
+    """Hand work from the executor thread to the worker thread.
+
+    Live (``keep_all`` false), only the newest cloud is processed. The ones it passes over still
+    enter the sweep history, so that a slow frame does not thin out the next one; of those no more
+    than ``history`` are held.
+
+    Args:
+        keep_all: Lose nothing and keep the order; the sender must wait for answers itself.
+        history: Past sweeps that the pipeline uses.
+    """
+
+    def __init__(self, *, keep_all: bool, history: int) -> None:
+        self._keep_all, self._capacity = keep_all, history + 1
+        self._pending: deque[Work] = deque()
+        self._jumped = self._closed = self._busy = False
+        self._changed = threading.Condition()
+
+    def put(self, msg: Any, T_world_lidar: np.ndarray | None, arrived_s: float) -> int:
+        """Add a cloud; return how many older ones had to go for it, history and all."""
+        with self._changed:
+            self._pending.append(Work(msg, T_world_lidar, arrived_s, self._jumped))
+            self._jumped = False
+            self._changed.notify_all()
+            if self._keep_all or len(self._pending) <= self._capacity:
+                return 0
+            if self._pending.popleft().after_jump:
+                self._pending[0] = dataclasses.replace(self._pending[0], after_jump=True)
+            return 1
+
+    def time_jumped(self) -> int:
+        """Mark that time went back; return how many waiting clouds that made worthless."""
+        with self._changed:
+            gone = 0
+            if not self._keep_all:
+                gone = len(self._pending)
+                self._pending.clear()
+            self._jumped = True
+            return gone
+
+    def take(self) -> Batch | None:
+        """Wait for work and return it, or None once the mailbox is closed."""
+        with self._changed:
+            self._busy = False
+            self._changed.notify_all()
+            self._changed.wait_for(lambda: self._closed or self._pending)
+            if self._closed:
+                return None
+            self._busy = True
+            if self._keep_all:
+                return Batch(self._pending.popleft())
+            *passed_over, newest = self._pending
+            self._pending.clear()
+            return Batch(newest, tuple(passed_over))
+
+    def wait_idle(self, timeout_s: float | None = None) -> bool:
+        """Wait until nothing is pending or in work; return False on timeout."""
+        with self._changed:
+            return self._changed.wait_for(
+                lambda: self._closed or not (self._pending or self._busy), timeout_s
+            )
+
+    def close(self) -> None:
+        """Let the worker go home; what is pending is not processed."""
+        with self._changed:
+            self._closed = True
+            self._changed.notify_all()
