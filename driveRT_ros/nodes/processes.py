@@ -1,0 +1,263 @@
+"""Start node processes, wait until they are ready, and leave none behind."""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import os
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from types import TracebackType
+from typing import IO
+
+from driveRT_ros.core.errors import DriveRTError
+
+STOP_GRACE_S = 2.0
+"""A node must end this soon after SIGINT; then it is killed, and that is reported."""
+
+_PR_SET_PDEATHSIG = 1
+
+
+class ProcessFailed(DriveRTError):
+    """A node process ended too early, did not get ready, or had to be killed."""
+
+
+@dataclass
+class NodeProcess:
+    """One running node.
+
+    Args:
+        name: Short name for messages.
+        popen: The process; it leads its own session, so Ctrl-C reaches only the parent.
+        log_path: File that takes its standard output and error.
+    """
+
+    name: str
+    popen: subprocess.Popen[bytes]
+    log_path: Path
+
+    def log(self) -> str:
+        """Return what the process has printed so far."""
+        return self.log_path.read_text(encoding="utf-8", errors="replace")
+
+    def last_lines(self, count: int = 12) -> str:
+        """Return the last lines it printed."""
+        return "\n".join(self.log().rstrip().splitlines()[-count:])
+
+
+class Supervisor:
+    """Node processes of one run; leaving the ``with`` block stops all of them.
+
+    Args:
+        log_dir: Folder for ``<name>.log``; made if missing.
+        env: Environment of the children, see :func:`node_environment`.
+    """
+
+    def __init__(self, log_dir: Path, env: Mapping[str, str]) -> None:
+        self._log_dir, self._env = log_dir, dict(env)
+        self.processes: list[NodeProcess] = []
+        log_dir.mkdir(parents=True, exist_ok=True)
+
+    def __enter__(self) -> Supervisor:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        value: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        killed = self.stop()
+        if killed and kind is None:
+            raise ProcessFailed(
+                f"{' and '.join(killed)} did not end within {STOP_GRACE_S:g} s of SIGINT and had "
+                f"to be killed; see the logs in {self._log_dir}."
+            )
+
+    def start(self, name: str, argv: Sequence[str]) -> NodeProcess:
+        """Start one process with its output in ``<log_dir>/<name>.log``."""
+        log_path = self._log_dir / f"{name}.log"
+        with log_path.open("wb") as log:
+            popen = _spawn(argv, self._env, log)
+        process = NodeProcess(name, popen, log_path)
+        self.processes.append(process)
+        return process
+
+    def check(self) -> None:
+        """Raise if a process has ended with an error.
+
+        Raises:
+            ProcessFailed: It names the process, its exit code and its last lines.
+        """
+        for process in self.processes:
+            code = process.popen.poll()
+            if code:
+                raise ProcessFailed(
+                    f"The process '{process.name}' ended with exit code {code}. Its last lines "
+                    f"({process.log_path}):\n{process.last_lines()}"
+                )
+
+    def wait_for_line(self, process: NodeProcess, text: str, timeout_s: float) -> None:
+        """Wait until ``process`` has printed ``text``.
+
+        Raises:
+            ProcessFailed: If it ends first, or the time is up.
+        """
+        deadline = time.monotonic() + timeout_s
+        while text not in process.log():
+            self.check()
+            if process.popen.poll() is not None:
+                raise ProcessFailed(
+                    f"The process '{process.name}' ended before it printed '{text}'. Its last "
+                    f"lines ({process.log_path}):\n{process.last_lines()}"
+                )
+            if time.monotonic() > deadline:
+                raise ProcessFailed(
+                    f"The process '{process.name}' did not print '{text}' within {timeout_s:g} s. "
+                    f"Its last lines ({process.log_path}):\n{process.last_lines()}"
+                )
+            time.sleep(0.05)
+
+    def stop(self, names: Sequence[str] = ()) -> list[str]:
+        """Send SIGINT, wait, then SIGKILL; newest first.
+
+        Args:
+            names: The processes to stop; empty stops all.
+
+        Returns:
+            Names of processes that had to be killed.
+        """
+        chosen = [p for p in reversed(self.processes) if not names or p.name in names]
+        for process in chosen:
+            if process.popen.poll() is None:
+                process.popen.send_signal(signal.SIGINT)
+        deadline = time.monotonic() + STOP_GRACE_S
+        killed = []
+        for process in chosen:
+            try:
+                process.popen.wait(max(0.0, deadline - time.monotonic()))
+            except subprocess.TimeoutExpired:
+                process.popen.kill()
+                process.popen.wait()
+                killed.append(process.name)
+        self.processes = [p for p in self.processes if p not in chosen]
+        return killed
+
+
+def _spawn(argv: Sequence[str], env: Mapping[str, str], log: IO[bytes]) -> subprocess.Popen[bytes]:
+    libc = ctypes.CDLL(None) if sys.platform == "linux" else None
+
+    def die_with_parent() -> None:  # also when the parent is killed and can stop nobody
+        if libc is not None:
+            libc.prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)
+
+    return subprocess.Popen(
+        list(argv),
+        env=dict(env),
+        stdin=subprocess.DEVNULL,
+        stdout=log,
+        stderr=subprocess.STDOUT,
+        start_new_session=True,
+        preexec_fn=die_with_parent,  # noqa: PLW1509 - one system call, no lock is taken
+    )
+
+
+def node_command(
+    module: str,
+    *,
+    name: str = "",
+    params_file: Path | None = None,
+    params: Mapping[str, object] | None = None,
+    remaps: Mapping[str, str] | None = None,
+) -> list[str]:
+    """Return the command line of a node, in the form ``ros2 run`` would give it.
+
+    Args:
+        module: Module below ``driveRT_ros.nodes``, such as ``lidar_node``.
+        name: Node name, if not its default.
+        params_file: ROS parameter file.
+        params: Single parameters that override the file; values are written as YAML.
+        remaps: Topic remappings.
+    """
+    argv = [sys.executable, "-u", "-m", f"driveRT_ros.nodes.{module}", "--ros-args"]
+    if name:
+        argv += ["-r", f"__node:={name}"]
+    for source, target in (remaps or {}).items():
+        argv += ["-r", f"{source}:={target}"]
+    if params_file is not None:
+        argv += ["--params-file", str(params_file)]
+    for key, value in (params or {}).items():
+        argv += ["-p", f"{key}:={_yaml(value)}"]
+    return argv
+
+
+def _yaml(value: object) -> str:
+    if isinstance(value, bool):
+        return "true" if value else "false"
+    if isinstance(value, (list, tuple)):
+        return "[" + ", ".join(_yaml(v) for v in value) + "]"
+    if isinstance(value, (int, float)):
+        return repr(value)
+    escaped = str(value).replace("\\", "\\\\").replace('"', '\\"')
+    return f'"{escaped}"'
+
+
+def node_environment(domain_id: int | None = None) -> dict[str, str]:
+    """Return the environment in which node processes find this package and lose no cloud.
+
+    Args:
+        domain_id: ROS domain; None keeps the caller's.
+    """
+    env = dict(os.environ)
+    # Fast DDS drops nearly every best-effort message of cloud size over its default transports.
+    env.setdefault("FASTDDS_BUILTIN_TRANSPORTS", "LARGE_DATA")
+    if domain_id is not None:
+        env["ROS_DOMAIN_ID"] = str(domain_id)
+    root = str(Path(__file__).resolve().parents[2])
+    paths = [p for p in env.get("PYTHONPATH", "").split(os.pathsep) if p]
+    if root not in paths:
+        env["PYTHONPATH"] = os.pathsep.join([root, *paths])
+    return env
+
+
+@contextlib.contextmanager
+def private_domain() -> Iterator[int]:
+    """Reserve a ROS domain that nobody on this machine uses, for the length of the block.
+
+    Domains 1 to 101 have ports below the range from which systems hand out ephemeral ports.
+
+    Raises:
+        ProcessFailed: If all are taken.
+    """
+    import fcntl  # absent on Windows, where the CLI still has to show its help
+
+    first = os.getpid() % 101
+    for step in range(101):
+        domain = 1 + (first + step) % 101
+        lock_path = Path(tempfile.gettempdir()) / f"drivert_domain_{domain}_{os.getuid()}.lock"
+        with lock_path.open("w") as lock:
+            try:
+                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except OSError:
+                continue
+            if not _discovery_port_is_free(domain):
+                continue
+            yield domain
+            return
+    raise ProcessFailed("Every ROS domain from 1 to 101 is in use on this machine; stop some.")
+
+
+def _discovery_port_is_free(domain: int) -> bool:
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
+        try:
+            probe.bind(("", 7400 + 250 * domain))
+        except OSError:
+            return False
+    return True
