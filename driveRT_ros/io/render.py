@@ -1,0 +1,270 @@
+"""What a person looks at: a cloud and its boxes seen from above, the vehicle's nose up.
+
+:func:`render_bev` makes the full picture with legend, counts and times; :func:`render_bev_map` is
+the quick map alone that the node publishes.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Mapping
+
+import numpy as np
+import numpy.typing as npt
+import torch
+
+from driveRT_ros.core.bev_grid import occupancy
+from driveRT_ros.core.boxes import VELOCITY
+from driveRT_ros.core.config import LidarConfig
+from driveRT_ros.core.errors import ConfigError
+from driveRT_ros.core.frame import BevGrid, Detections
+from driveRT_ros.io import bev_shapes as shapes
+from driveRT_ros.io.bev_boxes import Drawable, drawable
+from driveRT_ros.io.bev_panel import (
+    LEFT_MIDDLE,
+    Facts,
+    Word,
+    draw_banner,
+    draw_panel,
+    map_words,
+    write,
+)
+from driveRT_ros.io.bev_view import BevView
+from driveRT_ros.io.palette import AMBER, Rgb, class_color
+
+Image = npt.NDArray[np.uint8]
+Points = torch.Tensor | npt.NDArray[np.floating]
+
+FADED_WEIGHT, FADED_LAG_S = 0.25, 0.45
+MAX_ARROW_MPS = 200.0
+QUICK_MAX_POINTS = 100_000
+
+
+def render_bev(
+    points: Points,
+    view: BevView | None = None,
+    *,
+    detections: Detections | None = None,
+    ground_truth: Detections | None = None,
+    grid: BevGrid | None = None,
+    config: LidarConfig | None = None,
+    title: str = "",
+    stamp_ns: int | None = None,
+    latency_ms: Mapping[str, float] | None = None,
+    untrained: bool | None = None,
+    color_by: str = "height",
+    value_range: tuple[float, float] | None = None,
+    min_score: float = 0.0,
+) -> Image:
+    """Draw one frame with everything a person needs to judge it.
+
+    Args:
+        points: (N, >= 3) x, y, z[, intensity[, time lag in s]]; points fade with their age.
+            Points that are not finite are left out.
+        view: Window; by default the range of ``config`` with x forward and 960 pixels.
+        detections: Boxes in the frame of the points, filled, in the colour of their class.
+        ground_truth: Boxes in the same frame, dashed white; grey where they hold no point.
+        grid: Cells drawn under the points; by default ``detections.bev``.
+        config: Range and ground clearance; defaults as everywhere.
+        title: First line of the panel.
+        stamp_ns: Time of the frame.
+        latency_ms: Milliseconds by stage; by default those of the report of ``detections``.
+        untrained: Show the warning banner; by default where the report of ``detections`` says so.
+        color_by: ``height`` or ``intensity``.
+        value_range: Metres or intensity at both ends of the colour scale; by default 4 m from the
+            ground up, or 0 to 100. Give it for a sequence, so that colours keep their meaning.
+        min_score: Detections with a lower score are not drawn.
+
+    Returns:
+        (height, width + 260, 3) uint8 RGB: the map, and the panel at its right.
+
+    Raises:
+        ConfigError: If ``color_by`` is unknown or the points lack the column it needs.
+    """
+    config = config or _default_config()
+    view = view or BevView.of_range(config.voxelization.point_cloud_range, size_px=960)
+    cloud = _cloud(points)
+    values = _values(cloud, color_by)
+    value_range = value_range or _default_range(values, color_by)
+    found, truth = drawable(detections, min_score), drawable(ground_truth)
+    if grid is None and detections is not None:
+        grid = detections.bev
+    report = detections.report if detections is not None else None
+    if untrained is None:
+        untrained = report is not None and "untrained_weights" in report.notes
+
+    canvas = _draw_map(cloud, values, value_range, view, found, truth, grid, config)
+    facts = Facts(
+        title=title,
+        stamp_ns=stamp_ns,
+        num_points=len(cloud),
+        num_voxels=report.num_voxels if report is not None else 0,
+        found=found.names if detections is not None else None,
+        truth=truth.names if ground_truth is not None else None,
+        skipped=found.skipped + truth.skipped,
+        latency_ms=latency_ms if latency_ms is not None else (report.stage_ms if report else {}),
+        color_by=color_by,
+        value_range=value_range,
+    )
+    words = map_words(view, _score_words(found, view))
+    if untrained:
+        words += draw_banner(canvas, view.width_px, "UNTRAINED WEIGHTS", "boxes mean nothing")
+    panel = draw_panel(facts, view.height_px)
+    below = len(panel.canvas) - view.height_px  # a flat map is shorter than the panel
+    canvas = np.pad(canvas, ((0, below), (0, 0), (0, 0)))
+    canvas[view.height_px :] = shapes.BACKGROUND
+    words += [word._replace(x=word.x + view.width_px) for word in panel.words]
+    return write(np.concatenate([canvas, panel.canvas], axis=1), words)
+
+
+def render_bev_map(
+    points: Points,
+    view: BevView | None = None,
+    *,
+    detections: Detections | None = None,
+    grid: BevGrid | None = None,
+    config: LidarConfig | None = None,
+    min_score: float = 0.0,
+) -> Image:
+    """Draw the map alone: no text, no panel. Quick enough for every frame of a live node.
+
+    The arguments are those of :func:`render_bev`; by default the picture has
+    ``bev.image_pixels_per_cell`` pixels a cell. An amber frame marks untrained weights. A cloud of
+    more than 100,000 points is thinned evenly.
+
+    Returns:
+        (height, width, 3) uint8 RGB, C-contiguous.
+    """
+    config = config or _default_config()
+    view = view or BevView.of_range(
+        config.voxelization.point_cloud_range,
+        pixels_per_m=config.bev.image_pixels_per_cell / config.bev.resolution_m,
+    )
+    cloud = _cloud(points)
+    cloud = cloud[:: 1 + (len(cloud) - 1) // QUICK_MAX_POINTS]
+    values = _values(cloud, "height")
+    found = drawable(detections, min_score)
+    canvas = _draw_map(
+        cloud,
+        values,
+        _default_range(values, "height"),
+        view,
+        found,
+        drawable(None),
+        grid if grid is not None or detections is None else detections.bev,
+        config,
+        quick=True,
+    )
+    if detections is not None and "untrained_weights" in detections.report.notes:
+        canvas[:4], canvas[-4:], canvas[:, :4], canvas[:, -4:] = [AMBER] * 4
+    return canvas
+
+
+def _draw_map(
+    cloud: npt.NDArray[np.float32],
+    values: npt.NDArray[np.float32],
+    value_range: tuple[float, float],
+    view: BevView,
+    found: Drawable,
+    truth: Drawable,
+    grid: BevGrid | None,
+    config: LidarConfig,
+    *,
+    quick: bool = False,
+) -> Image:
+    canvas = shapes.backdrop(view)
+    if grid is not None:
+        cells = occupancy(grid, config)
+        shapes.draw_cells(canvas, view, cells, grid.resolution_m, grid.origin_xy)
+
+    low, high = value_range
+    level = np.clip((values - low) / max(high - low, 1e-6), 0, 1)
+    weight = np.ones(len(cloud), np.float32)
+    if cloud.shape[1] >= 5:
+        age = np.nan_to_num(cloud[:, 4]).clip(0, FADED_LAG_S) / FADED_LAG_S
+        weight -= (1 - FADED_WEIGHT) * age
+    shapes.draw_points(canvas, view, cloud[:, :2], level, weight, soft=not quick)
+
+    corners, colors = found.corners_px(view), found.colors
+    shapes.fill_boxes(canvas, corners, colors, alpha=0.28)
+    seen = truth.num_points != 0
+    outlines = truth.corners_px(view)
+    shapes.dash_boxes(canvas, outlines[~seen], shapes.UNSEEN_TRUTH)
+    shapes.outline_boxes(canvas, corners, colors, 1 if quick else 2)
+    shapes.dash_boxes(canvas, outlines[seen], shapes.TRUTH)
+    _draw_velocities(canvas, view, truth, [shapes.TRUTH] * len(truth), 1)
+    _draw_velocities(canvas, view, found, colors, 2)
+    shapes.draw_vehicle(canvas, view)
+    return canvas
+
+
+def _draw_velocities(
+    canvas: Image, view: BevView, boxes: Drawable, colors: list[Rgb], thickness: int
+) -> None:
+    """Draw where each moving box will be in one second."""
+    centre = boxes.boxes[:, :2].double().numpy()
+    velocity = boxes.boxes[:, VELOCITY].double().numpy()
+    speed = np.hypot(velocity[:, 0], velocity[:, 1])
+    moving = (speed >= shapes.MIN_ARROW_MPS) & (speed <= MAX_ARROW_MPS)  # NaN and inf are neither
+    shapes.draw_arrows(
+        canvas,
+        view.to_pixels(centre[moving]),
+        view.to_pixels(centre[moving] + velocity[moving]),
+        [color for color, is_moving in zip(colors, moving) if is_moving],
+        thickness,
+    )
+
+
+def _score_words(found: Drawable, view: BevView) -> list[Word]:
+    """Return the score of each box at its right, the surest first."""
+    corners = found.corners_px(view)
+    return [
+        Word(
+            float(corners[i, :, 0].max()) + 5,
+            float(corners[i, :, 1].mean()),
+            f"{found.scores[i]:.2f}",
+            11,
+            class_color(found.names[i]),
+            LEFT_MIDDLE,
+            halo=True,
+        )
+        for i in reversed(range(len(found)))
+    ]
+
+
+@functools.lru_cache(maxsize=1)
+def _default_config() -> LidarConfig:
+    return LidarConfig()  # checking every parameter takes milliseconds
+
+
+def _cloud(points: Points) -> npt.NDArray[np.float32]:
+    if isinstance(points, torch.Tensor):
+        points = points.detach().cpu().numpy()
+    if points.ndim != 2 or points.shape[1] < 3:
+        raise ConfigError(f"Points must be an (N, >= 3) array, got shape {points.shape}.")
+    return points.astype(np.float32, copy=False)
+
+
+def _values(cloud: npt.NDArray[np.float32], color_by: str) -> npt.NDArray[np.float32]:
+    columns = {"height": 2, "intensity": 3}
+    if color_by not in columns:
+        raise ConfigError(f"color_by must be 'height' or 'intensity', got {color_by!r}.")
+    if cloud.shape[1] <= columns[color_by]:
+        raise ConfigError(
+            f"Points coloured by {color_by} need column {columns[color_by]}, got shape "
+            f"{cloud.shape}."
+        )
+    return cloud[:, columns[color_by]]
+
+
+def _default_range(values: npt.NDArray[np.float32], color_by: str) -> tuple[float, float]:
+    """Return 0..100 for intensity; for heights 4 m from the ground, rounded against flicker."""
+    if color_by == "intensity":
+        return 0.0, 100.0
+    some = values[:: 1 + len(values) // 20_000]  # enough to find the ground
+    finite = some[np.isfinite(some)]
+    if not len(finite):
+        return -2.0, 2.0
+    # A low percentile is on the ground, and below it lie only reflections.
+    ground = round(2 * float(np.percentile(finite, 5))) / 2
+    return ground, ground + 4.0
