@@ -1,0 +1,183 @@
+"""The spinning LiDAR: when and where each beam fires, and what it reports."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from driveRT_ros.core.frame import PointBatch
+from driveRT_ros.sim.config import LidarSensorConfig
+from driveRT_ros.sim.ground import cast_ground
+from driveRT_ros.sim.materials import INDEX, TABLE, respond
+from driveRT_ros.sim.raycast import Rays, cast, cosines
+from driveRT_ros.sim.solids import BOX, WEDGE, join, solid
+from driveRT_ros.sim.world import World
+
+_MIN_RANGE_M = 0.35
+_AZIMUTH_NOISE_RAD = 2e-4
+
+# The own vehicle below the sensor, in the LiDAR frame, fitted to where real sweeps see it: the
+# share of each ring between 0.5 and 2.5 m (0.82 of ring 0 falling to 0.48 of ring 4 and 0.05 of
+# ring 7), the height of the roof (-0.36 m) and of the bonnet (-0.85 m, 1.8 m ahead).
+_OWN_VEHICLE = join(
+    [
+        solid(BOX, (0.0, -0.27, -0.66), (1.08, 2.1, 0.6), "own_paint"),
+        solid(WEDGE, (0.0, 1.05, -0.66), (1.10, 0.7, 0.30), "glass", taper=(0.1, 0.9)),
+        solid(BOX, (0.0, 1.45, -1.1), (1.25, 1.3, 0.5), "own_paint"),
+    ]
+)
+
+
+@dataclass(frozen=True)
+class Sweep:
+    """One turn of the sensor.
+
+    Args:
+        points: The cloud, in the LiDAR frame at its stamp.
+        owner: (N,) int64 track id of the object each point lies on; -1 for scenery, the ground,
+            the own vehicle and firings without a return.
+        returned: (N,) bool: the firing was answered.
+    """
+
+    points: PointBatch
+    owner: np.ndarray
+    returned: np.ndarray
+
+
+def T_ego_lidar(config: LidarSensorConfig) -> np.ndarray:  # noqa: N802 - a transform's name
+    """Return the mounting (4, 4) float64: LiDAR (x right, y forward, z up) to ego."""
+    forward = np.array([np.cos(config.pitch_rad), 0.0, -np.sin(config.pitch_rad)])
+    right = np.array([0.0, -np.cos(config.roll_rad), -np.sin(config.roll_rad)])
+    right -= forward * (right @ forward)
+    right /= np.linalg.norm(right)
+    T = np.eye(4)
+    T[:3, 0], T[:3, 1], T[:3, 2] = right, forward, np.cross(right, forward)
+    T[:3, 3] = config.translation_xyz
+    return T
+
+
+class Lidar:
+    """Casts sweeps of one world.
+
+    The sensor turns clockwise from the left of the vehicle and the sweep is stamped at its end.
+    Every column is fired from where the vehicle is at that moment; the points are then given in
+    the sensor's frame at the stamp, as nuScenes clouds are. Moving objects are held where they
+    are at the stamp, so that ground truth fits them.
+
+    Args:
+        world: What to look at.
+    """
+
+    def __init__(self, world: World) -> None:
+        self.world, self.config = world, world.config.lidar
+        self.T_ego_lidar = T_ego_lidar(self.config)
+        self.elevations = np.radians(
+            np.linspace(self.config.elevation_min_deg, self.config.elevation_max_deg,
+                        self.config.num_beams)
+        )
+
+    def sweep(self, index: int, rng: np.random.Generator) -> Sweep:
+        """Return one sweep.
+
+        Args:
+            index: Number of the sweep in the drive.
+            rng: Stream of this sweep.
+        """
+        config, world = self.config, self.world
+        stamp_ns = world.config.stamp_ns(index)
+        time_s = (stamp_ns - world.config.start_time_ns) * 1e-9
+        local = self._directions(rng)
+        lag = (1.0 - np.arange(1, config.num_azimuths + 1) / config.num_azimuths)
+        poses = world.T_world_ego(time_s - lag / world.config.rate_hz) @ self.T_ego_lidar
+        rays = Rays(poses[:, :3, 3], np.einsum("wij,wbj->wbi", poses[:, :3, :3], local))
+        seen = self._look(rays, local, time_s, rng)
+        return self._report(seen, rays, poses, local, stamp_ns, time_s, rng)
+
+    def _directions(self, rng: np.random.Generator) -> np.ndarray:
+        """Return (W, B, 3) unit vectors in the LiDAR frame at each column's own moment."""
+        turn = 2.0 * np.pi / self.config.num_azimuths
+        azimuth = np.pi - (np.arange(self.config.num_azimuths) + rng.random()) * turn
+        azimuth += _AZIMUTH_NOISE_RAD * rng.standard_normal(len(azimuth))
+        flat, up = np.cos(self.elevations), np.sin(self.elevations)
+        x, y = np.cos(azimuth)[:, None] * flat, np.sin(azimuth)[:, None] * flat
+        return np.stack([x, y, np.broadcast_to(up, x.shape)], axis=-1)
+
+    def _look(self, rays: Rays, local: np.ndarray, time_s: float, rng) -> dict[str, np.ndarray]:
+        """Return what each ray meets first: range, material, cosine, gain, owner."""
+        config, world = self.config, self.world
+        bodies = world.at(time_s).bodies
+        hits = cast(rays, bodies, config.max_range_m, rng)
+        ground = cast_ground(rays, world.road, float(world.ego_s(time_s)), world.surface,
+                             config.max_range_m)
+        on_body = hits.range_m < ground.range_m
+        rows = np.nonzero(on_body)[0]
+        which = hits.body[rows]
+        seen = {
+            "range": np.where(on_body, hits.range_m, ground.range_m),
+            "material": ground.material.astype(np.int64),
+            "cosine": ground.cosine.copy(),
+            "gain": np.ones(len(on_body)),
+            "owner": np.full(len(on_body), -1, np.int64),
+        }
+        seen["material"][rows] = bodies["material"][which]
+        seen["gain"][rows] = bodies["gain"][which]
+        seen["owner"][rows] = bodies["owner"][which]
+        seen["cosine"][rows] = cosines(rays, bodies, rows, which, hits.range_m[rows])
+        if config.self_returns:
+            self._own_vehicle(seen, local, rng)
+        return seen
+
+    def _own_vehicle(self, seen: dict[str, np.ndarray], local: np.ndarray, rng) -> None:
+        rays = Rays(np.zeros((len(local), 3)), local)
+        hits = cast(rays, _OWN_VEHICLE, self.config.max_range_m, rng)
+        rows = np.nonzero(hits.range_m < seen["range"])[0]
+        which = hits.body[rows]
+        seen["range"][rows], seen["owner"][rows], seen["gain"][rows] = hits.range_m[rows], -1, 1.0
+        seen["material"][rows] = _OWN_VEHICLE["material"][which]
+        seen["cosine"][rows] = cosines(rays, _OWN_VEHICLE, rows, which, hits.range_m[rows])
+
+    def _report(self, seen, rays, poses, local, stamp_ns, time_s, rng) -> Sweep:
+        config = self.config
+        columns, beams = rays.shape
+        range_m, owner = seen["range"], seen["owner"]
+        met = np.isfinite(range_m)
+        distance = np.where(met, range_m, 1e3)
+        found, intensity = respond(seen["material"], seen["gain"], seen["cosine"], distance,
+                                   config.dropout, rng)
+        returned = met & found & (range_m > _MIN_RANGE_M)
+        rough = TABLE[seen["material"], 5]
+        noise = np.hypot(config.range_noise_m, rough) * rng.standard_normal(len(range_m))
+        measured = np.where(returned, range_m + noise, 0.0)
+        if config.clutter > 0.0:
+            air = rng.random(len(range_m)) < config.clutter
+            near = _MIN_RANGE_M + rng.exponential(6.0, len(range_m))
+            air &= near < np.where(returned, range_m, config.max_range_m)
+            measured, owner = np.where(air, near, measured), np.where(air, -1, owner)
+            intensity, returned = np.where(air, 2.0, intensity), returned | air
+        # From the sensor at the moment of firing to the sensor at the stamp; a firing without
+        # return has range 0 and so lands where the sensor was.
+        T_stamp_world = np.linalg.inv(self._T_world_lidar(time_s))
+        moved = T_stamp_world @ poses
+        flat = (local * measured.reshape(columns, beams, 1))
+        xyz = np.einsum("wij,wbj->wbi", moved[:, :3, :3], flat) + moved[:, None, :3, 3]
+        ring = np.tile(np.arange(beams, dtype=np.int32), columns)
+        intensity = np.where(returned, intensity, _EMPTY_INTENSITY)
+        owner = np.where(returned, owner, -1)
+        keep = returned | config.keep_no_returns
+        points = PointBatch(
+            xyz=xyz.reshape(-1, 3)[keep].astype(np.float32),
+            intensity=intensity[keep].astype(np.float32),
+            time_lag_s=np.zeros(int(keep.sum()), np.float32),
+            ring=ring[keep],
+            stamp_ns=stamp_ns,
+            frame_id=config.frame_id,
+        )
+        return Sweep(points, owner[keep], returned[keep])
+
+    def _T_world_lidar(self, time_s: float) -> np.ndarray:  # noqa: N802 - a transform's name
+        return self.world.T_world_ego(np.array([time_s]))[0] @ self.T_ego_lidar
+
+
+_EMPTY_INTENSITY = 10.0
+assert set(INDEX) >= {"own_paint"}

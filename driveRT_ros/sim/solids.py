@@ -1,0 +1,91 @@
+"""Convex bodies of which everything above the ground is made, as one structured array."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+import numpy as np
+
+from driveRT_ros.sim.materials import INDEX
+
+BOX, WEDGE, CYLINDER, ELLIPSOID, FOLIAGE = range(5)
+"""Kinds: box; box whose sides lean inwards; upright cylinder; ellipsoid; ellipsoid of leaves."""
+
+NOBODY = -1
+"""Owner of scenery."""
+
+SOLID = np.dtype(
+    [
+        ("centre", np.float64, 3),  # metres
+        ("half", np.float64, 3),  # half extents along the body's own axes, metres
+        ("taper", np.float64, 2),  # wedge: share of the half extents x, y lost from floor to top
+        ("cos", np.float64),  # direction of the body's x axis
+        ("sin", np.float64),
+        ("fill", np.float64),  # share of rays stopped; leaves: mean number of hits per metre
+        ("gain", np.float64),  # brightness against the material
+        ("owner", np.int64),  # track id, or NOBODY
+        ("kind", np.int8),
+        ("material", np.int8),
+    ]
+)
+
+
+def solid(
+    kind: int,
+    centre: Iterable[float],
+    size: Iterable[float],
+    material: str,
+    *,
+    yaw: float = 0.0,
+    taper: tuple[float, float] = (0.0, 0.0),
+    fill: float = 1.0,
+    gain: float = 1.0,
+) -> np.ndarray:
+    """Return one body as an array of length 1 with dtype ``SOLID``.
+
+    Args:
+        kind: One of the kinds above.
+        centre: x, y, z of the middle, metres.
+        size: Full extents along the body's own axes, metres.
+        material: Name in ``materials.MATERIALS``.
+        yaw: Radians counter-clockwise about z.
+        taper: For a wedge, how much narrower the top is than the floor, 0..1 along x and y.
+        fill: Share of rays that the body stops (a fence 0.3); for leaves, hits per metre.
+        gain: Brightness against the material.
+    """
+    row = np.zeros(1, SOLID)
+    row["kind"], row["material"] = kind, INDEX[material]
+    row["centre"], row["half"] = tuple(centre), np.maximum(np.asarray(tuple(size)) / 2, 1e-3)
+    row["cos"], row["sin"] = np.cos(yaw), np.sin(yaw)
+    row["taper"], row["fill"], row["gain"], row["owner"] = taper, fill, gain, NOBODY
+    return row
+
+
+def join(parts: Iterable[np.ndarray]) -> np.ndarray:
+    """Return all bodies in one array; none give an empty one."""
+    parts = list(parts)
+    return np.concatenate(parts) if parts else np.zeros(0, SOLID)
+
+
+def placed(
+    bodies: np.ndarray, x: float, y: float, z: float, yaw: float, owner: int | None = None
+) -> np.ndarray:
+    """Return copies turned by ``yaw`` about z and then moved to x, y, z.
+
+    Args:
+        bodies: (N,) ``SOLID`` in their own frame.
+        x, y, z: Position in metres.
+        yaw: Radians counter-clockwise.
+        owner: New owner, or None to keep it.
+    """
+    out = bodies.copy()
+    c, s = np.cos(yaw), np.sin(yaw)
+    bx, by = bodies["centre"][:, 0], bodies["centre"][:, 1]
+    out["centre"][:, 0] = x + c * bx - s * by
+    out["centre"][:, 1] = y + s * bx + c * by
+    out["centre"][:, 2] += z
+    out["cos"] = c * bodies["cos"] - s * bodies["sin"]
+    out["sin"] = s * bodies["cos"] + c * bodies["sin"]
+    if owner is not None:
+        out["owner"] = owner
+    return out
