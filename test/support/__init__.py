@@ -1,0 +1,1 @@
+"""Builders of test inputs."""
