@@ -258,39 +258,51 @@ def _write_latency(panel: Panel, latency_ms: Mapping[str, float]) -> None:
     panel.line("total" if "total" in latency_ms else "sum", f"{total:.1f}", color=TEXT)
 
 
-def map_words(view: BevView, scores: Sequence[Word]) -> list[Word]:
+def map_words(
+    view: BevView, scores: Sequence[Word], keep_clear: tuple[slice, slice] | None = None
+) -> list[Word]:
     """Return the labels of the range rings, then the scores that have room.
 
     Args:
         view: Window.
         scores: Wanted labels, the most important first; one that would cover another is left out.
+        keep_clear: Rows and columns that no label may cover.
     """
-    centre = view.to_pixels(np.zeros(2))
+    taken = np.zeros((view.height_px, view.width_px), bool)
+    if keep_clear is not None:
+        taken[keep_clear] = True
     words: list[Word] = []
+    centre = view.to_pixels(np.zeros(2))
     for radius in shapes.ring_radii(view.reach_m):
         x, y = centre + np.array([1, -1]) * (radius * view.pixels_per_m / 2**0.5)
-        if 0 <= x < view.width_px - 28 and 14 <= y < view.height_px:
-            words.append(Word(x, y, f"{radius:g} m", 11, FAINT, MIDDLE, halo=True))
-    taken = np.zeros((view.height_px, view.width_px), bool)
+        if 14 <= x < view.width_px - 28 and 14 <= y < view.height_px - 14:
+            if not taken[round(y), round(x)]:
+                words.append(Word(x, y, f"{radius:g} m", 11, FAINT, MIDDLE, halo=True))
     for word in scores:
         row, col, width = round(word.y), round(word.x), round(word.width())
-        if not (14 <= row < view.height_px and 0 <= col < view.width_px - width):
+        if not (7 <= row < view.height_px - 7 and 2 <= col < view.width_px - width - 2):
             continue
-        place = taken[row - 7 : row + 7, max(0, col - 2) : col + width + 2]
+        place = taken[row - 7 : row + 7, col - 2 : col + width + 2]
         if not place.any():
             place[:] = True
             words.append(word)
     return words
 
 
-def draw_banner(canvas: Canvas, width_px: int, text: str, detail: str) -> list[Word]:
-    """Draw an amber sign at the top of the map and return its words."""
+def draw_banner(
+    canvas: Canvas, width_px: int, text: str, detail: str
+) -> tuple[list[Word], tuple[slice, slice]]:
+    """Draw an amber sign at the top of the map.
+
+    Returns:
+        The words to write on it, and the rows and columns that it covers.
+    """
     head = Word(0, 31, text, 17, (24, 18, 6), LEFT_MIDDLE)
     tail = Word(0, 31, detail, 13, (24, 18, 6), LEFT_MIDDLE)
     gap, pad = 14, 18
     width = head.width() + gap + tail.width()
     left = (width_px - width) / 2
-    box = (left - pad, 14, left + width + pad, 48)
-    corners = np.array([[box[0], box[1]], [box[2], box[1]], [box[2], box[3]], [box[0], box[3]]])
-    cv2.fillConvexPoly(canvas, shapes.fixed_point(corners), AMBER, cv2.LINE_AA, shapes.SHIFT)
-    return [head._replace(x=left), tail._replace(x=left + head.width() + gap)]
+    rows, cols = slice(14, 48), slice(max(0, round(left - pad)), round(left + width + pad))
+    canvas[rows, cols] = AMBER
+    words = [head._replace(x=left), tail._replace(x=left + head.width() + gap)]
+    return words, (rows, cols)

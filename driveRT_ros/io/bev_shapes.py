@@ -151,7 +151,8 @@ def draw_points(
             (width, weight * (1 - right) * down),
             (width + 1, weight * right * down),
         ]
-    total, mean = np.zeros(height * width), np.zeros(height * width)
+    total: npt.NDArray[np.float64] = np.zeros(height * width)
+    mean = np.zeros_like(total)
     for offset, share in shares:
         total += np.bincount(first + offset, share, minlength=height * width)
         mean += np.bincount(first + offset, share * level, minlength=height * width)

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Mapping
+from typing import TypeAlias
 
 import numpy as np
 import numpy.typing as npt
@@ -29,11 +30,11 @@ from driveRT_ros.io.bev_panel import (
     map_words,
     write,
 )
-from driveRT_ros.io.bev_view import BevView
+from driveRT_ros.io.bev_view import BevView, forward_yaw
 from driveRT_ros.io.palette import AMBER, Rgb, class_color
 
 Image = npt.NDArray[np.uint8]
-Points = torch.Tensor | npt.NDArray[np.floating]
+Points: TypeAlias = torch.Tensor | npt.NDArray[np.floating]
 
 FADED_WEIGHT, FADED_LAG_S = 0.25, 0.45
 MAX_ARROW_MPS = 200.0
@@ -44,6 +45,7 @@ def render_bev(
     points: Points,
     view: BevView | None = None,
     *,
+    T_ego_lidar: npt.NDArray[np.floating] | None = None,
     detections: Detections | None = None,
     ground_truth: Detections | None = None,
     grid: BevGrid | None = None,
@@ -61,7 +63,9 @@ def render_bev(
     Args:
         points: (N, >= 3) x, y, z[, intensity[, time lag in s]]; points fade with their age.
             Points that are not finite are left out.
-        view: Window; by default the range of ``config`` with x forward and 960 pixels.
+        view: Window; by default the range of ``config`` with 960 pixels at the longer side.
+        T_ego_lidar: (4, 4) frame of the points to ego frame, which says where the default view
+            finds the nose of the vehicle; None means along +x. A given ``view`` decides by itself.
         detections: Boxes in the frame of the points, filled, in the colour of their class.
         ground_truth: Boxes in the same frame, dashed white; grey where they hold no point.
         grid: Cells drawn under the points; by default ``detections.bev``.
@@ -82,7 +86,7 @@ def render_bev(
         ConfigError: If ``color_by`` is unknown or the points lack the column it needs.
     """
     config = config or _default_config()
-    view = view or BevView.of_range(config.voxelization.point_cloud_range, size_px=960)
+    view = view or default_view(config, T_ego_lidar, size_px=960)
     cloud = _cloud(points)
     values = _values(cloud, color_by)
     value_range = value_range or _default_range(values, color_by)
@@ -106,9 +110,12 @@ def render_bev(
         color_by=color_by,
         value_range=value_range,
     )
-    words = map_words(view, _score_words(found, view))
+    banner, covered = [], None
     if untrained:
-        words += draw_banner(canvas, view.width_px, "UNTRAINED WEIGHTS", "boxes mean nothing")
+        banner, covered = draw_banner(
+            canvas, view.width_px, "UNTRAINED WEIGHTS", "found boxes mean nothing"
+        )
+    words = map_words(view, _score_words(found, view), covered) + banner
     panel = draw_panel(facts, view.height_px)
     below = len(panel.canvas) - view.height_px  # a flat map is shorter than the panel
     canvas = np.pad(canvas, ((0, below), (0, 0), (0, 0)))
@@ -117,10 +124,27 @@ def render_bev(
     return write(np.concatenate([canvas, panel.canvas], axis=1), words)
 
 
+def default_view(
+    config: LidarConfig,
+    T_ego_lidar: npt.NDArray[np.floating] | None = None,
+    *,
+    pixels_per_m: float | None = None,
+    size_px: int | None = None,
+) -> BevView:
+    """Return the view of the whole range of ``config``, the nose of the vehicle up."""
+    return BevView.of_range(
+        config.voxelization.point_cloud_range,
+        pixels_per_m=pixels_per_m,
+        size_px=size_px,
+        forward_yaw=0.0 if T_ego_lidar is None else forward_yaw(T_ego_lidar),
+    )
+
+
 def render_bev_map(
     points: Points,
     view: BevView | None = None,
     *,
+    T_ego_lidar: npt.NDArray[np.floating] | None = None,
     detections: Detections | None = None,
     grid: BevGrid | None = None,
     config: LidarConfig | None = None,
@@ -136,10 +160,9 @@ def render_bev_map(
         (height, width, 3) uint8 RGB, C-contiguous.
     """
     config = config or _default_config()
-    view = view or BevView.of_range(
-        config.voxelization.point_cloud_range,
-        pixels_per_m=config.bev.image_pixels_per_cell / config.bev.resolution_m,
-    )
+    if view is None:
+        scale = config.bev.image_pixels_per_cell / config.bev.resolution_m
+        view = default_view(config, T_ego_lidar, pixels_per_m=scale)
     cloud = _cloud(points)
     cloud = cloud[:: 1 + (len(cloud) - 1) // QUICK_MAX_POINTS]
     values = _values(cloud, "height")
