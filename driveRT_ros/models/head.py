@@ -1,0 +1,136 @@
+"""The detection heads: heat at every row, boxes at the rows that matter, suppression per head."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+
+import torch
+
+from driveRT_ros.core.bev_grid import HEAD_STRIDE
+from driveRT_ros.core.config import LidarConfig
+from driveRT_ros.core.reference.decode import (
+    Selection,
+    decode_boxes,
+    select_candidates,
+    usable_boxes,
+)
+from driveRT_ros.core.sparse_conv import SparseTensor
+from driveRT_ros.models.graph import BRANCHES
+
+Suppress = Callable[[torch.Tensor, torch.Tensor, float, int], torch.Tensor]
+
+
+@dataclass(frozen=True, eq=False)
+class Proposals:
+    """What one head proposes, best first, before suppression.
+
+    Args:
+        boxes: (K, 9).
+        scores: (K,).
+        labels: (K,) int64 index into the class names of all heads.
+    """
+
+    boxes: torch.Tensor
+    scores: torch.Tensor
+    labels: torch.Tensor
+
+
+class Heads:
+    """All heads on one device in one dtype.
+
+    Args:
+        config: Classes, thresholds and grid.
+        tensors: Folded weights on the device.
+        suppress: ``(boxes, scores, iou_threshold, max_boxes) -> kept rows``.
+    """
+
+    def __init__(
+        self, config: LidarConfig, tensors: Mapping[str, torch.Tensor], suppress: Suppress
+    ) -> None:
+        self._config = config
+        self._tensors = tensors
+        self._suppress = suppress
+        self._classes = config.model.classes_per_head
+        thresholds = config.post_process_params.score_thresholds
+        if len(thresholds) == 1:
+            thresholds *= len(config.model.class_names)
+        self._thresholds = thresholds
+        # The hidden layers of all heat branches read the same rows: one product serves them.
+        hidden = [f"head{h}.hm.hidden" for h in range(len(self._classes))]
+        self._heat_weight = torch.cat([tensors[f"{n}.weight"][0] for n in hidden], dim=1)
+        self._heat_bias = torch.cat([tensors[f"{n}.bias"] for n in hidden])
+
+    def heat(self, features: torch.Tensor) -> list[torch.Tensor]:
+        """Return the heat of every head at every row.
+
+        Args:
+            features: (N, C) rows of the bird's-eye view.
+
+        Returns:
+            One (N, classes of the head) tensor of logits a head.
+        """
+        hidden = torch.relu(features @ self._heat_weight + self._heat_bias)
+        width = self._heat_weight.shape[1] // len(self._classes)
+        return [
+            self._linear(f"head{head}.hm.out", part)
+            for head, part in enumerate(hidden.split(width, dim=1))
+        ]
+
+    def propose(
+        self, bev: SparseTensor, heat: list[torch.Tensor]
+    ) -> tuple[list[Proposals], dict[str, int]]:
+        """Return the proposals of every head, and counts of what was left out by reason.
+
+        Args:
+            bev: Shared features.
+            heat: Result of :meth:`heat` for these features.
+        """
+        post = self._config.post_process_params
+        proposals: list[Proposals] = []
+        dropped: Counter[str] = Counter()
+        first = 0
+        for head, classes in enumerate(self._classes):
+            limits = self._thresholds[first : first + len(classes)]
+            chosen = select_candidates(heat[head], limits, post.top_k)
+            boxes = self._boxes(head, bev, chosen)
+            usable, reasons = usable_boxes(boxes, post.center_range)
+            dropped.update(chosen.dropped)
+            dropped.update(reasons)
+            labels = chosen.classes[usable] + first
+            proposals.append(Proposals(boxes[usable], chosen.scores[usable], labels))
+            first += len(classes)
+        return proposals, dict(dropped)
+
+    def suppress(self, proposals: list[Proposals]) -> Proposals:
+        """Suppress overlaps head by head, across the classes of a head, and join the heads."""
+        post = self._config.post_process_params
+        kept = [
+            (p, self._suppress(p.boxes, p.scores, post.iou_nms_threshold, post.max_boxes_per_head))
+            for p in proposals
+        ]
+        return Proposals(
+            boxes=torch.cat([p.boxes[rows] for p, rows in kept]),
+            scores=torch.cat([p.scores[rows] for p, rows in kept]),
+            labels=torch.cat([p.labels[rows] for p, rows in kept]),
+        )
+
+    def _boxes(self, head: int, bev: SparseTensor, chosen: Selection) -> torch.Tensor:
+        """Evaluate the regression branches at the chosen rows and decode them."""
+        features = bev.features[chosen.rows]
+        branches = {}
+        for name, _ in BRANCHES:
+            hidden = torch.relu(self._linear(f"head{head}.{name}.hidden", features))
+            branches[name] = self._linear(f"head{head}.{name}.out", hidden)
+        voxels = self._config.voxelization
+        return decode_boxes(
+            branches,
+            bev.coords_bzyx[chosen.rows, 2:4],
+            voxels.point_cloud_range[:2],
+            voxels.voxel_size[:2],
+            HEAD_STRIDE,
+        )
+
+    def _linear(self, layer: str, rows: torch.Tensor) -> torch.Tensor:
+        return rows @ self._tensors[f"{layer}.weight"][0] + self._tensors[f"{layer}.bias"]
