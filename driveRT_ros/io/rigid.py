@@ -1,4 +1,4 @@
-"""Rigid transforms of recorded data: checked on the way in, exact to rounding on the way out."""
+"""Rigid transforms as (4, 4) float64 arrays; quaternions are x, y, z, w and of unit length."""
 
 from __future__ import annotations
 
@@ -7,7 +7,6 @@ from collections.abc import Sequence
 import numpy as np
 
 from driveRT_ros.core.errors import InvalidFrame
-from driveRT_ros.core.poses import matrix, slerp
 
 
 def rigid(translation: Sequence[float], quat_xyzw: Sequence[float]) -> np.ndarray:
@@ -25,7 +24,19 @@ def rigid(translation: Sequence[float], quat_xyzw: Sequence[float]) -> np.ndarra
             (*xyz.tolist(), *quat.tolist()),
             "x, y, z and then x, y, z, w of length 1",
         )
-    return matrix(xyz, quat / norm)
+    return _matrix(xyz, quat / norm)
+
+
+def _matrix(xyz: np.ndarray, quat_xyzw: np.ndarray) -> np.ndarray:
+    x, y, z, w = quat_xyzw
+    T = np.eye(4)
+    T[:3, :3] = (
+        (1 - 2 * (y * y + z * z), 2 * (x * y - z * w), 2 * (x * z + y * w)),
+        (2 * (x * y + z * w), 1 - 2 * (x * x + z * z), 2 * (y * z - x * w)),
+        (2 * (x * z - y * w), 2 * (y * z + x * w), 1 - 2 * (x * x + y * y)),
+    )
+    T[:3, 3] = xyz
+    return T
 
 
 def inverse(T_a_b: np.ndarray) -> np.ndarray:
@@ -58,12 +69,23 @@ def quat_xyzw_of(R: np.ndarray) -> np.ndarray:
 
 
 def interpolate(T_0: np.ndarray, T_1: np.ndarray, fraction: float) -> np.ndarray:
-    """Return the transform between two: linear translation, shortest-arc constant rotation.
+    """Return the transform between two: linear translation, rotation along the shorter arc.
+
+    Source: K. Shoemake, Animating Rotation with Quaternion Curves, 1985 (slerp).
 
     Args:
         T_0: At fraction 0.
         T_1: At fraction 1.
         fraction: 0..1.
     """
-    quat = slerp(quat_xyzw_of(T_0[:3, :3]), quat_xyzw_of(T_1[:3, :3]), fraction)
-    return matrix((1 - fraction) * T_0[:3, 3] + fraction * T_1[:3, 3], quat)
+    q_0, q_1 = quat_xyzw_of(T_0[:3, :3]), quat_xyzw_of(T_1[:3, :3])
+    dot = float(q_0 @ q_1)
+    if dot < 0.0:
+        q_1, dot = -q_1, -dot
+    if dot > 1.0 - 1e-9:  # the sine below would vanish; the chord is the arc here
+        quat = (1 - fraction) * q_0 + fraction * q_1
+    else:
+        angle = np.arccos(dot)
+        quat = np.sin((1 - fraction) * angle) * q_0 + np.sin(fraction * angle) * q_1
+    xyz = (1 - fraction) * T_0[:3, 3] + fraction * T_1[:3, 3]
+    return _matrix(xyz, quat / np.linalg.norm(quat))
