@@ -50,7 +50,7 @@ class LatencyTracker:
 
     def __init__(self, window: int, deadline_ms: float) -> None:
         self.deadline_ms = deadline_ms
-        self._window = window
+        self.window = window
         self._stages: dict[str, deque[float]] = {}
         self._late_since_s: float | None = None
         self.last_ms: Mapping[str, float] = {}
@@ -63,7 +63,7 @@ class LatencyTracker:
             now_s: When it ended, in seconds of a clock that never goes back.
         """
         for stage, value in stage_ms.items():
-            self._stages.setdefault(stage, deque(maxlen=self._window)).append(float(value))
+            self._stages.setdefault(stage, deque(maxlen=self.window)).append(float(value))
         self.last_ms = dict(stage_ms)
         total_ms = stage_ms.get(TOTAL, 0.0)
         if total_ms <= self.deadline_ms:

@@ -73,7 +73,7 @@ class ManagedNode(LifecycleNode):
         """Take over a configuration changed at run time."""
 
     def fail(self, sentence: str) -> None:
-        """End the process with exit code 1; called from a callback of this node."""
+        """End the process with ``fault_code``; called from a callback of this node."""
         self.fatal, self.finished = sentence, True
         self.get_logger().fatal(sentence)
 
@@ -103,10 +103,9 @@ class ManagedNode(LifecycleNode):
         return self._attempt("cleanup", self.do_cleanup)
 
     def on_shutdown(self, state: LifecycleState) -> TransitionCallbackReturn:
-        """Deactivate where active, then clean up; the process ends afterwards."""
+        """Close within the time of a process exit, clean up, and end the process."""
         self.finished = True
-        if state.label == "active":
-            self._attempt("deactivate", self.do_deactivate)
+        self.close()
         return self._attempt("cleanup", self.do_cleanup)
 
     def _attempt(self, name: str, step: Callable[[], None]) -> TransitionCallbackReturn:

@@ -75,7 +75,7 @@ class CloudGate:
         """
         stamp_ns = stamp_ns_of(msg.header.stamp)
         frame_id = msg.header.frame_id or self._config.input.default_frame_id
-        self._observe("cloud", stamp_ns)
+        self._handle_jump(self._detector.observe("clouds", stamp_ns))
         if not self._needs_pose or not frame_id:  # decoding refuses a cloud without a frame
             self._actions.forward(msg, None, now_s)
             return
@@ -91,7 +91,8 @@ class CloudGate:
             parent, child = transform.header.frame_id, transform.child_frame_id
             stamp_ns = stamp_ns_of(transform.header.stamp)
             if not static:
-                self._observe(f"transform {parent} -> {child}", stamp_ns)
+                source = f"transform {parent} -> {child}"
+                self._handle_jump(self._detector.observe(source, stamp_ns))
             t, q = transform.transform.translation, transform.transform.rotation
             try:
                 self._transforms.insert(
@@ -101,9 +102,9 @@ class CloudGate:
                 self._actions.refuse(f"Transform {parent} -> {child}: {error}")
         self.tick(now_s)
 
-    def clock(self, stamp_ns: int) -> None:
-        """Take the time of a simulated clock."""
-        self._observe("clock", stamp_ns)
+    def clock_jumped(self, from_ns: int, to_ns: int) -> None:
+        """Take a step back of the simulated clock."""
+        self._handle_jump(self._detector.announced("/clock", from_ns, to_ns))
 
     def tick(self, now_s: float) -> None:
         """Let go what is complete, and drop what has waited too long."""
@@ -128,8 +129,7 @@ class CloudGate:
         """Drop what is still parked: no more data will come."""
         self.tick(float("inf"))
 
-    def _observe(self, source: str, stamp_ns: int) -> None:
-        jump = self._detector.observe(source, stamp_ns)
+    def _handle_jump(self, jump: Jump | None) -> None:
         if jump is None:
             return
         self._transforms.forget_newer(jump.border_ns)

@@ -71,6 +71,12 @@ class LidarHandler:
         self._pipeline = pipeline
         self._sweeps = SweepBuffer(config.densification_params)
 
+    def reconfigure(self, config: LidarConfig) -> None:
+        """Go on with other thresholds or another grid; weights and history stay."""
+        old = self._pipeline
+        self._pipeline = LidarPipeline(config, old.weights, old.device, old.dtype)
+        self.config = config
+
     def forget(self) -> None:
         """Forget past sweeps, as after a jump of time."""
         self._sweeps.clear()

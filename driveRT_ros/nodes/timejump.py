@@ -48,7 +48,16 @@ class JumpDetector:
         self._newest_ns[source] = stamp_ns
         if last_ns is None or stamp_ns >= last_ns:
             return None
-        jump = Jump(source, last_ns, stamp_ns)
+        return self._follow(Jump(source, last_ns, stamp_ns))
+
+    def announced(self, source: str, from_ns: int, to_ns: int) -> Jump | None:
+        """Take a jump that a source reports itself; return it unless it is already known."""
+        jump = Jump(source, from_ns, to_ns)
+        if all(newest_ns <= jump.border_ns for newest_ns in self._newest_ns.values()):
+            return None
+        return self._follow(jump)
+
+    def _follow(self, jump: Jump) -> Jump:
         for other, newest_ns in list(self._newest_ns.items()):
             if newest_ns > jump.border_ns:
                 del self._newest_ns[other]

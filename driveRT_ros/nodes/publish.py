@@ -1,0 +1,97 @@
+"""The output topics of the LiDAR node; nothing is computed that nobody listens to."""
+
+from __future__ import annotations
+
+import time
+from typing import Any
+
+from diagnostic_msgs.msg import DiagnosticStatus
+from rclpy.node import Node
+from std_msgs.msg import Float64, MultiArrayDimension, UInt32MultiArray
+
+from driveRT_ros.core.errors import ConfigError
+from driveRT_ros.nodes import qos
+from driveRT_ros.nodes.diagnostics import latency_percentiles
+from driveRT_ros.nodes.handler import OUTPUTS, STAGES, FrameResult
+from driveRT_ros.nodes.health import Health
+from driveRT_ros.nodes.raw import message_class
+
+CYCLIC, PROCESSING, PIPELINE = "cyclic_time_ms", "processing_time_ms", "pipeline_latency_ms"
+STAGE_TOPICS = {stage: f"processing_time/{stage}_ms" for stage in STAGES}
+PERCENTILES, FINGERPRINT = "latency_percentiles", "frame_fingerprint"
+
+
+class Outputs:
+    """Publishers of results and of debug values.
+
+    Args:
+        node: Owner of the publishers; its clock tells the latency since the header stamp.
+    """
+
+    def __init__(self, node: Node) -> None:
+        self._node = node
+        self._results: dict[str, Any] = {}
+        for name, type_name in OUTPUTS.items():
+            try:
+                kind = message_class(type_name)
+            except ConfigError:
+                if name != "objects":  # the one output whose package is optional
+                    raise
+                continue
+            self._results[name] = node.create_publisher(kind, f"~/output/{name}", qos.OUTPUT)
+        kinds: dict[str, Any] = dict.fromkeys(
+            (CYCLIC, PROCESSING, PIPELINE, *STAGE_TOPICS.values()), Float64
+        )
+        kinds |= {PERCENTILES: DiagnosticStatus, FINGERPRINT: UInt32MultiArray}
+        self._debug = {
+            name: node.create_publisher(kind, f"~/debug/{name}", qos.OUTPUT)
+            for name, kind in kinds.items()
+        }
+        self._last_s: float | None = None
+
+    def wanted(self) -> frozenset[str]:
+        """Return the outputs that somebody listens to."""
+        return frozenset(n for n, p in self._results.items() if p.get_subscription_count() > 0)
+
+    def publish(self, result: FrameResult) -> None:
+        """Publish the messages of one frame, and complete its ``publish`` and ``total`` times."""
+        start_s = time.perf_counter()
+        for name, msg in result.messages.items():
+            self._results[name].publish(msg)
+        spent_ms = (time.perf_counter() - start_s) * 1e3
+        result.stage_ms["publish"] += spent_ms
+        result.stage_ms["total"] += spent_ms
+
+    def publish_debug(self, result: FrameResult, health: Health) -> None:
+        """Publish times, percentiles and fingerprint of a frame that ``publish`` has sent."""
+        now_s = time.monotonic()
+        cyclic_ms = None if self._last_s is None else (now_s - self._last_s) * 1e3
+        self._last_s = now_s
+        now_ns = self._node.get_clock().now().nanoseconds
+        values = {STAGE_TOPICS[stage]: result.stage_ms[stage] for stage in STAGES}
+        values[PROCESSING] = result.stage_ms["total"]
+        values[PIPELINE] = (now_ns - result.cloud.stamp_ns) / 1e6
+        if cyclic_ms is not None:
+            values[CYCLIC] = cyclic_ms
+        for name, value in values.items():
+            if self._debug[name].get_subscription_count() > 0:
+                self._debug[name].publish(Float64(data=float(value)))
+        if self._debug[PERCENTILES].get_subscription_count() > 0:
+            name = self._node.get_name()
+            self._debug[PERCENTILES].publish(latency_percentiles(name, health))
+        if self._debug[FINGERPRINT].get_subscription_count() > 0:
+            self._debug[FINGERPRINT].publish(fingerprint_message(result))
+
+    def destroy(self) -> None:
+        """Remove every publisher."""
+        for publisher in (*self._results.values(), *self._debug.values()):
+            self._node.destroy_publisher(publisher)
+
+
+def fingerprint_message(result: FrameResult) -> UInt32MultiArray:
+    """Return the CRC-32 of every stage, one dimension label a value."""
+    msg = UInt32MultiArray()
+    fingerprint = result.found.report.fingerprint
+    msg.layout.dim = [MultiArrayDimension(label=name, size=1, stride=1) for name in fingerprint]
+    msg.data = [int(value) for value in fingerprint.values()]
+    return msg

@@ -1,0 +1,106 @@
+"""The one thread that detects, so that callbacks never wait for the network."""
+
+from __future__ import annotations
+
+import threading
+import time
+import traceback
+from collections.abc import Callable
+from typing import Any
+
+from driveRT_ros.core.config import LidarConfig
+from driveRT_ros.core.errors import InvalidFrame
+from driveRT_ros.nodes.handler import LidarHandler
+from driveRT_ros.nodes.health import ERROR, WARN, Health
+from driveRT_ros.nodes.mailbox import Batch, Mailbox, Work
+from driveRT_ros.nodes.publish import Outputs
+
+NOTE_TEXT = {
+    "intensity_missing": "The clouds have no intensity; input.default_intensity stands in for it.",
+    "intensity_out_of_range": "Intensities exceed input.intensity_clip; set input.intensity_scale.",
+    "stamp_zero": "The clouds are stamped 0; the driver should stamp them.",
+    "default_frame_id": "The clouds name no frame; input.default_frame_id stands in for it.",
+    "faulty_head_output": "The network gives numbers that are not usable; check the weights.",
+}
+"""What a note of a frame means for the user; other notes are only listed in the diagnostics."""
+
+
+class Worker:
+    """Take clouds from the mailbox, detect, publish; a fault costs its frame and no more.
+
+    Args:
+        mailbox: Where clouds come from; closing it ends the thread.
+        handler: Used by this thread only.
+        outputs: Where results go.
+        health: Where counts and faults go.
+        logger: A ROS logger.
+    """
+
+    def __init__(
+        self, mailbox: Mailbox, handler: LidarHandler, outputs: Outputs, health: Health, logger: Any
+    ) -> None:
+        self._mailbox, self._handler, self._outputs = mailbox, handler, outputs
+        self._health, self._logger = health, logger
+        self._next_config: LidarConfig | None = None
+        # A daemon, because a library call cannot be cut: see ManagedNode.close and stop.exit_now.
+        self._thread = threading.Thread(target=self._run, name="detect", daemon=True)
+        self._thread.start()
+
+    def reconfigure(self, config: LidarConfig) -> None:
+        """Use another configuration from the next frame on."""
+        self._next_config = config
+
+    def stop(self, timeout_s: float) -> bool:
+        """End the thread after the frame in work; return False where that takes longer."""
+        self._mailbox.close()
+        self._thread.join(timeout_s)
+        return not self._thread.is_alive()
+
+    def _run(self) -> None:
+        while (batch := self._mailbox.take()) is not None:
+            self._do(batch)
+
+    def _do(self, batch: Batch) -> None:
+        config, self._next_config = self._next_config, None
+        if config is not None:
+            self._guard(lambda: self._handler.reconfigure(config))
+        for work in batch.passed_over:
+            if self._guard(lambda work=work: self._remember(work)):
+                self._health.dropped("superseded")
+        self._guard(lambda: self._detect(batch.work))
+
+    def _remember(self, work: Work) -> None:
+        if work.after_jump:
+            self._handler.forget()
+        self._handler.remember(work.msg, work.T_world_lidar)
+
+    def _detect(self, work: Work) -> None:
+        if work.after_jump:
+            self._handler.forget()
+        result = self._handler.handle(work.msg, work.T_world_lidar, self._outputs.wanted())
+        self._outputs.publish(result)
+        report, now_s = result.found.report, time.monotonic()
+        new_notes = self._health.processed(result.cloud, report, result.stage_ms, now_s)
+        for note in new_notes:
+            if note in NOTE_TEXT:
+                self._logger.warning(NOTE_TEXT[note])
+        self._outputs.publish_debug(result, self._health)
+
+    def _guard(self, step: Callable[[], None]) -> bool:
+        now_s = time.monotonic()
+        try:
+            step()
+        except InvalidFrame as error:
+            self._health.dropped(error.code)
+            sentence = f"A cloud is dropped: {error}"
+            if self._health.fault(f"invalid {error.code}", WARN, sentence, now_s):
+                self._logger.warning(sentence)
+        except Exception as error:  # whatever it is, the next frame may work
+            self._health.dropped("inference_error")
+            sentence = f"A cloud is dropped, {type(error).__name__}: {error}"
+            if self._health.fault("inference_error", ERROR, sentence, now_s):
+                self._logger.error(sentence)
+                self._logger.debug(traceback.format_exc())
+        else:
+            return True
+        return False

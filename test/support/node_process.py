@@ -1,0 +1,88 @@
+"""Node processes under test: real ones, each in a ROS domain of its own."""
+
+from __future__ import annotations
+
+import signal
+import subprocess
+import time
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+
+from driveRT_ros.nodes.processes import node_command, node_environment
+
+
+class NodeUnderTest:
+    """A running node process.
+
+    Args:
+        popen: The process.
+        log_path: Takes its output.
+    """
+
+    def __init__(self, popen: subprocess.Popen[bytes], log_path: Path) -> None:
+        self.popen, self.log_path = popen, log_path
+
+    def log(self) -> str:
+        return self.log_path.read_text(encoding="utf-8", errors="replace")
+
+    def wait_for_log(self, text: str, timeout_s: float = 60.0) -> None:
+        """Wait until the process has printed ``text``."""
+        deadline = time.monotonic() + timeout_s
+        while text not in self.log():
+            ended = self.popen.poll() is not None
+            if ended and text in self.log():
+                return
+            assert not ended, f"ended with {self.popen.returncode}:\n{self.log()}"
+            assert time.monotonic() < deadline, f"no {text!r} in {timeout_s} s:\n{self.log()}"
+            time.sleep(0.05)
+
+    def wait(self, timeout_s: float) -> int:
+        """Wait for the end and return the exit code."""
+        return self.popen.wait(timeout_s)
+
+    def stop(self, *signals: signal.Signals, gap_s: float = 0.1) -> tuple[int, float]:
+        """Send signals one after the other; return the exit code and the seconds it took."""
+        start_s = time.monotonic()
+        for index, number in enumerate(signals):
+            if index:
+                time.sleep(gap_s)
+            self.popen.send_signal(number)
+        code = self.popen.wait(20.0)
+        return code, time.monotonic() - start_s
+
+
+@contextmanager
+def started(
+    module: str,
+    folder: Path,
+    domain_id: int,
+    *,
+    params: Mapping[str, object] | None = None,
+    extra_args: tuple[str, ...] = (),
+) -> Iterator[NodeUnderTest]:
+    """Start ``driveRT_ros.nodes.<module>``; kill it, and it alone, where it is still running.
+
+    Args:
+        module: Module name of the node.
+        folder: Takes the log.
+        domain_id: ROS domain.
+        params: ROS parameters by name.
+        extra_args: Appended after ``--ros-args`` and the parameters.
+    """
+    env = {
+        **node_environment(domain_id),
+        "FASTDDS_BUILTIN_TRANSPORTS": "LARGE_DATA",
+        "OMP_NUM_THREADS": "1",
+        "ROS_LOG_DIR": str(folder / "ros_log"),
+    }
+    log_path = folder / f"{module}-{time.monotonic_ns()}.log"
+    argv = [*node_command(module, params=params), *extra_args]
+    with log_path.open("wb") as log:
+        popen = subprocess.Popen(argv, env=env, stdout=log, stderr=subprocess.STDOUT)
+    try:
+        yield NodeUnderTest(popen, log_path)
+    finally:
+        if popen.poll() is None:
+            popen.kill()
+        popen.wait()
