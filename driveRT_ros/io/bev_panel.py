@@ -208,24 +208,25 @@ def _write_key(panel: Panel, facts: Facts) -> None:
     for shown, text, draw in samples:
         if shown:
             x, y = panel.left, panel.top + 8
-            draw(panel.canvas, np.array([[x + 24, y - 5], [x, y - 5], [x, y + 5], [x + 24, y + 5]]))
+            corners = [[x + 24, y - 5], [x, y - 5], [x, y + 5], [x + 24, y + 5]]
+            draw(panel.canvas, np.array(corners, np.float64))
             panel.line(text, indent=40)
 
 
-def _sample_found(canvas: Canvas, corners_px: npt.NDArray[np.int64]) -> None:
+def _sample_found(canvas: Canvas, corners_px: npt.NDArray[np.float64]) -> None:
     shapes.fill_boxes(canvas, corners_px[None], [CLASS_COLORS["car"]], 0.28)
     shapes.outline_boxes(canvas, corners_px[None], [CLASS_COLORS["car"]], 2)
 
 
-def _sample_truth(canvas: Canvas, corners_px: npt.NDArray[np.int64]) -> None:
+def _sample_truth(canvas: Canvas, corners_px: npt.NDArray[np.float64]) -> None:
     shapes.dash_boxes(canvas, corners_px[None], shapes.TRUTH)
 
 
-def _sample_unseen(canvas: Canvas, corners_px: npt.NDArray[np.int64]) -> None:
+def _sample_unseen(canvas: Canvas, corners_px: npt.NDArray[np.float64]) -> None:
     shapes.dash_boxes(canvas, corners_px[None], shapes.UNSEEN_TRUTH)
 
 
-def _arrow(canvas: Canvas, corners_px: npt.NDArray[np.int64]) -> None:
+def _arrow(canvas: Canvas, corners_px: npt.NDArray[np.float64]) -> None:
     left, right = corners_px[1:3].mean(axis=0), corners_px[[0, 3]].mean(axis=0)
     shapes.draw_arrows(canvas, left[None], right[None], [TEXT], 2)
 
@@ -275,9 +276,9 @@ def map_words(
     centre = view.to_pixels(np.zeros(2))
     for radius in shapes.ring_radii(view.reach_m):
         x, y = centre + np.array([1, -1]) * (radius * view.pixels_per_m / 2**0.5)
-        if 14 <= x < view.width_px - 28 and 14 <= y < view.height_px - 14:
-            if not taken[round(y), round(x)]:
-                words.append(Word(x, y, f"{radius:g} m", 11, FAINT, MIDDLE, halo=True))
+        inside = 14 <= x < view.width_px - 28 and 14 <= y < view.height_px - 14
+        if inside and not taken[round(y), round(x)]:
+            words.append(Word(x, y, f"{radius:g} m", 11, FAINT, MIDDLE, halo=True))
     for word in scores:
         row, col, width = round(word.y), round(word.x), round(word.width())
         if not (7 <= row < view.height_px - 7 and 2 <= col < view.width_px - width - 2):
@@ -289,9 +290,7 @@ def map_words(
     return words
 
 
-def draw_banner(
-    canvas: Canvas, width_px: int, text: str, detail: str
-) -> tuple[list[Word], tuple[slice, slice]]:
+def draw_banner(canvas: Canvas, text: str, detail: str) -> tuple[list[Word], tuple[slice, slice]]:
     """Draw an amber sign at the top of the map.
 
     Returns:
@@ -301,7 +300,7 @@ def draw_banner(
     tail = Word(0, 31, detail, 13, (24, 18, 6), LEFT_MIDDLE)
     gap, pad = 14, 18
     width = head.width() + gap + tail.width()
-    left = (width_px - width) / 2
+    left = (canvas.shape[1] - width) / 2
     rows, cols = slice(14, 48), slice(max(0, round(left - pad)), round(left + width + pad))
     canvas[rows, cols] = AMBER
     words = [head._replace(x=left), tail._replace(x=left + head.width() + gap)]

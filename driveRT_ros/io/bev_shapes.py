@@ -133,7 +133,8 @@ def draw_points(
             which is three times as quick.
     """
     height, width = view.height_px, view.width_px
-    col, row = view.to_pixels(xy).T
+    with np.errstate(invalid="ignore"):  # infinity less infinity; left out below
+        col, row = view.to_pixels(xy).T
     if not soft:
         col, row = np.rint(col), np.rint(row)
     edge = 1 if soft else 0

@@ -7,6 +7,7 @@ the quick map alone that the node publishes.
 from __future__ import annotations
 
 import functools
+import math
 from collections.abc import Mapping
 from typing import TypeAlias
 
@@ -110,12 +111,11 @@ def render_bev(
         color_by=color_by,
         value_range=value_range,
     )
-    banner, covered = [], None
     if untrained:
-        banner, covered = draw_banner(
-            canvas, view.width_px, "UNTRAINED WEIGHTS", "found boxes mean nothing"
-        )
-    words = map_words(view, _score_words(found, view), covered) + banner
+        banner, covered = draw_banner(canvas, "UNTRAINED WEIGHTS", "detections mean nothing")
+        words = map_words(view, _score_words(found, view), covered) + banner
+    else:
+        words = map_words(view, _score_words(found, view))
     panel = draw_panel(facts, view.height_px)
     below = len(panel.canvas) - view.height_px  # a flat map is shorter than the panel
     canvas = np.pad(canvas, ((0, below), (0, 0), (0, 0)))
@@ -164,7 +164,7 @@ def render_bev_map(
         scale = config.bev.image_pixels_per_cell / config.bev.resolution_m
         view = default_view(config, T_ego_lidar, pixels_per_m=scale)
     cloud = _cloud(points)
-    cloud = cloud[:: 1 + (len(cloud) - 1) // QUICK_MAX_POINTS]
+    cloud = cloud[:: max(1, math.ceil(len(cloud) / QUICK_MAX_POINTS))]
     values = _values(cloud, "height")
     found = drawable(detections, min_score)
     canvas = _draw_map(

@@ -3,6 +3,7 @@
 import numpy as np
 import pytest
 import torch
+
 from driveRT_ros.core.bev_grid import build_bev_grid, grid_shape, occupancy
 from driveRT_ros.core.config import LidarConfig
 from driveRT_ros.core.errors import ConfigError
