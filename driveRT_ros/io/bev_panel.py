@@ -172,7 +172,7 @@ def _write_classes(panel: Panel, facts: Facts) -> None:
     columns = [
         (end, title, Counter(names))
         for end, title, names in (
-            (panel.right - 54.0, "found", facts.found),
+            (panel.right - 46.0, "found", facts.found),
             (float(panel.right), "truth", facts.truth),
         )
         if names is not None
@@ -215,7 +215,7 @@ def _write_key(panel: Panel, facts: Facts) -> None:
 
 def _sample_found(canvas: Canvas, corners_px: npt.NDArray[np.float64]) -> None:
     shapes.fill_boxes(canvas, corners_px[None], [CLASS_COLORS["car"]], 0.28)
-    shapes.outline_boxes(canvas, corners_px[None], [CLASS_COLORS["car"]], 2)
+    shapes.outline_boxes(canvas, corners_px[None], [CLASS_COLORS["car"]], [2])
 
 
 def _sample_truth(canvas: Canvas, corners_px: npt.NDArray[np.float64]) -> None:

@@ -46,8 +46,8 @@ def fixed_point(pixels: npt.NDArray[np.floating]) -> npt.NDArray[np.int32]:
 
 
 def ring_radii(reach_m: float) -> list[float]:
-    """Return the radii of the range rings: four to nine round numbers up to the corners."""
-    step = next(s for s in (1, 2, 5, 10, 20, 50, 100, 200, 500, 1e9) if reach_m / s < 7)
+    """Return the radii of the range rings: round numbers, at most eight to the sides."""
+    step = next(s for s in (1, 2, 5, 10, 20, 50, 100, 200, 500, 1e9) if reach_m / s <= 8)
     return [step * i for i in range(1, int(1.5 * reach_m / step) + 1)]
 
 
@@ -55,10 +55,11 @@ def ring_radii(reach_m: float) -> list[float]:
 def _backdrop(view: BevView) -> Canvas:
     canvas = np.full((view.height_px, view.width_px, 3), BACKGROUND, np.uint8)
     centre = view.to_pixels(np.zeros(2))
-    x, y = fixed_point(centre)
+    turn = np.linspace(0, 2 * np.pi, 361)[:-1]  # OpenCV's own circles show corners at this size
+    circle = np.stack([np.cos(turn), np.sin(turn)], axis=1)
     for radius in ring_radii(view.reach_m):
-        size = round(radius * view.pixels_per_m * (1 << SHIFT))
-        cv2.circle(canvas, (x, y), size, RING, 1, cv2.LINE_AA, SHIFT)
+        ring = fixed_point(centre + circle * radius * view.pixels_per_m)
+        cv2.polylines(canvas, [ring], True, RING, 1, cv2.LINE_AA, SHIFT)
     col, row = (int(v) for v in np.rint(centre))
     for start, end in (((0, row), (view.width_px, row)), ((col, 0), (col, view.height_px))):
         cv2.line(canvas, start, end, RING, 1)
@@ -189,7 +190,7 @@ def outline_boxes(
     canvas: Canvas,
     corners_px: npt.NDArray[np.floating],
     colors: Sequence[Rgb],
-    thickness: int,
+    thickness: Sequence[int],
 ) -> None:
     """Outline boxes; a tick from the centre through the front edge shows the heading.
 
@@ -197,19 +198,19 @@ def outline_boxes(
         canvas: Picture.
         corners_px: (M, 4, 2) in the order of :func:`driveRT_ros.core.boxes.bev_corners`.
         colors: M colours.
-        thickness: Pixels.
+        thickness: M widths in pixels; small boxes get 1.
     """
-    for corners, color in zip(corners_px, colors):
-        shortest = min(
-            np.linalg.norm(corners[1] - corners[0]), np.linalg.norm(corners[2] - corners[1])
-        )
-        width = thickness if shortest >= SMALL_BOX_PX else 1
-        cv2.polylines(canvas, [fixed_point(corners)], True, color, width, cv2.LINE_AA, SHIFT)
-        centre, front = corners.mean(axis=0), (corners[0] + corners[3]) / 2
-        length = np.linalg.norm(front - centre)
-        tip = front + (front - centre) * (4 / max(float(length), 1e-6))
-        line = fixed_point(np.stack([centre, tip]))
-        cv2.polylines(canvas, [line], False, color, width, cv2.LINE_AA, SHIFT)
+    centre, front = corners_px.mean(axis=1), corners_px[:, [0, 3]].mean(axis=1)
+    ahead = front - centre
+    tip = front + ahead * (4 / np.linalg.norm(ahead, axis=1, keepdims=True).clip(1e-6))
+    sides = np.linalg.norm(np.diff(corners_px[:, :3], axis=1), axis=2)
+    small = sides.min(axis=1, initial=np.inf) < SMALL_BOX_PX
+    outlines = fixed_point(corners_px)
+    ticks = fixed_point(np.stack([centre, tip], axis=1))
+    for outline, tick, color, wanted, is_small in zip(outlines, ticks, colors, thickness, small):
+        width = 1 if is_small else wanted
+        cv2.polylines(canvas, [outline], True, color, width, cv2.LINE_AA, SHIFT)
+        cv2.polylines(canvas, [tick], False, color, width, cv2.LINE_AA, SHIFT)
 
 
 def dash_boxes(
@@ -256,18 +257,16 @@ def draw_arrows(
         thickness: Pixels; the head grows with it.
     """
     reach, spread = 4.0 + 2 * thickness, 1.5 + thickness
-    for start, end, color in zip(start_px, end_px, colors):
-        length = float(np.linalg.norm(end - start))
-        if length < 1:
-            continue
-        along = (end - start) / length
-        across = np.array([-along[1], along[0]])
-        back = end - along * reach
-        head = np.stack([end, back + across * spread, back - across * spread])
-        if length > reach:
-            shaft = fixed_point(np.stack([start, back]))
+    length = np.linalg.norm(end_px - start_px, axis=1, keepdims=True)
+    along = (end_px - start_px) / length.clip(1e-6)
+    across = along[:, ::-1] * (-1, 1)
+    back = end_px - along * reach
+    heads = fixed_point(np.stack([end_px, back + across * spread, back - across * spread], axis=1))
+    shafts = fixed_point(np.stack([start_px, back], axis=1))
+    for head, shaft, color, pixels in zip(heads, shafts, colors, length[:, 0]):
+        if pixels > reach:
             cv2.polylines(canvas, [shaft], False, color, thickness, cv2.LINE_AA, SHIFT)
-        cv2.fillConvexPoly(canvas, fixed_point(head), color, cv2.LINE_AA, SHIFT)
+        cv2.fillConvexPoly(canvas, head, color, cv2.LINE_AA, SHIFT)
 
 
 def draw_vehicle(canvas: Canvas, view: BevView) -> None:

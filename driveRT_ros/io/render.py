@@ -39,6 +39,8 @@ Points: TypeAlias = torch.Tensor | npt.NDArray[np.floating]
 
 FADED_WEIGHT, FADED_LAG_S = 0.25, 0.45
 MAX_ARROW_MPS = 200.0
+BOLD_SCORE = 0.3
+MAX_SCORE_LABELS = 60
 QUICK_MAX_POINTS = 100_000
 
 
@@ -213,7 +215,8 @@ def _draw_map(
     seen = truth.num_points != 0
     outlines = truth.corners_px(view)
     shapes.dash_boxes(canvas, outlines[~seen], shapes.UNSEEN_TRUTH)
-    shapes.outline_boxes(canvas, corners, colors, 1 if quick else 2)
+    bold = [2 if score >= BOLD_SCORE and not quick else 1 for score in found.scores]
+    shapes.outline_boxes(canvas, corners, colors, bold)
     shapes.dash_boxes(canvas, outlines[seen], shapes.TRUTH)
     _draw_velocities(canvas, view, truth, [shapes.TRUTH] * len(truth), 1)
     _draw_velocities(canvas, view, found, colors, 2)
@@ -239,7 +242,7 @@ def _draw_velocities(
 
 
 def _score_words(found: Drawable, view: BevView) -> list[Word]:
-    """Return the score of each box at its right, the surest first."""
+    """Return the scores of the 60 surest boxes, each at its right, the surest first."""
     corners = found.corners_px(view)
     return [
         Word(
@@ -251,7 +254,7 @@ def _score_words(found: Drawable, view: BevView) -> list[Word]:
             LEFT_MIDDLE,
             halo=True,
         )
-        for i in reversed(range(len(found)))
+        for i in reversed(range(max(0, len(found) - MAX_SCORE_LABELS), len(found)))
     ]
 
 
