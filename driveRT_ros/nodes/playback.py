@@ -15,6 +15,9 @@ from driveRT_ros.core.schema import Config, param
 
 TF_STATIC = "/tf_static"
 
+PARTIAL = 3
+"""Exit code of a node that processed what it could read of a damaged bag."""
+
 
 @dataclass(frozen=True)
 class ReplayConfig(Config):

@@ -18,6 +18,7 @@ from types import TracebackType
 from typing import IO
 
 from driveRT_ros.core.errors import DriveRTError
+from driveRT_ros.nodes.playback import PARTIAL
 
 STOP_GRACE_S = 2.0
 """A node must end this soon after SIGINT; then it is killed, and that is reported."""
@@ -98,7 +99,7 @@ class Supervisor:
         """
         for process in self.processes:
             code = process.popen.poll()
-            if code:
+            if code not in (None, 0, PARTIAL):
                 raise ProcessFailed(
                     f"The process '{process.name}' ended with exit code {code}. Its last lines "
                     f"({process.log_path}):\n{process.last_lines()}"
@@ -231,27 +232,26 @@ def node_environment(domain_id: int | None = None) -> dict[str, str]:
 def private_domain() -> Iterator[int]:
     """Reserve a ROS domain that nobody on this machine uses, for the length of the block.
 
-    Domains 1 to 101 have ports below the range from which systems hand out ephemeral ports.
+    Domains above 100 would put their ports into the range of ephemeral ports.
 
     Raises:
         ProcessFailed: If all are taken.
     """
-    import fcntl  # absent on Windows, where the CLI still has to show its help
+    import fcntl  # absent on Windows, where the command line still has to show its help
 
-    first = os.getpid() % 101
-    for step in range(101):
-        domain = 1 + (first + step) % 101
-        lock_path = Path(tempfile.gettempdir()) / f"drivert_domain_{domain}_{os.getuid()}.lock"
-        with lock_path.open("w") as lock:
+    locks = Path(tempfile.gettempdir()) / f"drivert-domains-{os.getuid()}"
+    locks.mkdir(exist_ok=True)
+    for step in range(100):
+        domain = 1 + (os.getpid() + step) % 100
+        with (locks / str(domain)).open("w") as lock:
             try:
                 fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
             except OSError:
                 continue
-            if not _discovery_port_is_free(domain):
-                continue
-            yield domain
-            return
-    raise ProcessFailed("Every ROS domain from 1 to 101 is in use on this machine; stop some.")
+            if _discovery_port_is_free(domain):
+                yield domain
+                return
+    raise ProcessFailed("Every ROS domain from 1 to 100 is in use on this machine; stop some.")
 
 
 def _discovery_port_is_free(domain: int) -> bool:

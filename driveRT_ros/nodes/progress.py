@@ -19,7 +19,7 @@ class CloudProgress:
 
     def __init__(self, total: int, log: Callable[[str], object], bar: bool | None = None) -> None:
         self._total, self._log = total, log
-        self._done, self._last_s = 0, 0.0
+        self._done, self._last_s, self._said = 0, 0.0, -1
         self._bar: Any = None
         if sys.stderr.isatty() if bar is None else bar:
             from rich.console import Console
@@ -41,6 +41,10 @@ class CloudProgress:
         return self
 
     def __exit__(self, *error: object) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Show the last state and leave the terminal alone."""
         if self._bar is not None:
             self._bar.stop()
         else:
@@ -48,4 +52,7 @@ class CloudProgress:
 
     def _say(self) -> None:
         self._last_s = time.monotonic()
+        if self._said == self._done:
+            return
+        self._said = self._done
         self._log(f"{self._done} of {self._total or 'many'} clouds.")

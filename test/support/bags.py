@@ -6,10 +6,10 @@ from pathlib import Path
 
 import numpy as np
 
+from driveRT_ros.core.frame import PointBatch
 from driveRT_ros.io.bag import BagReader, BagWriter
 from driveRT_ros.io.encode import encode_pointcloud, encode_transforms
 from driveRT_ros.io.typestore import message_type
-from driveRT_ros.core.frame import PointBatch
 
 CLOUD = "sensor_msgs/msg/PointCloud2"
 TF = "tf2_msgs/msg/TFMessage"

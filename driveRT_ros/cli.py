@@ -1,0 +1,69 @@
+"""The command ``drivert``: parse, run one command, turn errors into one sentence and a code."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections.abc import Sequence
+
+from driveRT_ros import __version__
+from driveRT_ros.commands import convert, demo, info, replay, run
+from driveRT_ros.core.errors import DriveRTError
+from driveRT_ros.nodes.processes import ProcessFailed
+
+COMMANDS = {"demo": demo, "run": run, "replay": replay, "convert": convert, "info": info}
+
+_EPILOG = """\
+exit codes: 0 done, 1 a node failed, 2 something asked for cannot be done, 130 interrupted
+
+examples:
+  drivert demo                                   simulate, detect over real ROS 2, draw pictures
+  drivert demo --bag my_bag --topic /points_raw  the same on a recording
+  drivert run --bag my_bag                       detect offline; nothing is lost at any speed
+  drivert convert --sim scene_bag                a rosbag2 that every ROS 2 tool plays
+  drivert info my_bag                            what is inside, and what this machine has
+"""
+
+
+def build_parser() -> argparse.ArgumentParser:
+    """Return the parser of all commands."""
+    parser = argparse.ArgumentParser(
+        prog="drivert",
+        description="LiDAR object detection in ROS 2, on any machine.",
+        epilog=_EPILOG,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.add_argument("--version", action="version", version=f"drivert {__version__}")
+    commands = parser.add_subparsers(dest="command", metavar="COMMAND", required=True)
+    for name, module in COMMANDS.items():
+        sub = commands.add_parser(
+            name,
+            help=module.HELP,
+            description=(module.__doc__ or "").strip(),
+            epilog=module.EXAMPLES,
+            formatter_class=argparse.RawDescriptionHelpFormatter,
+        )
+        module.add_arguments(sub)
+        sub.set_defaults(execute=module.execute)
+    return parser
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run ``drivert`` and return its exit code.
+
+    Args:
+        argv: Arguments without the program name; None takes those of the process.
+    """
+    args = build_parser().parse_args(argv)
+    try:
+        code: int = args.execute(args)
+    except ProcessFailed as error:
+        sys.stderr.write(f"drivert: {error}\n")
+        return 1
+    except DriveRTError as error:
+        sys.stderr.write(f"drivert: {error}\n")
+        return 2
+    except KeyboardInterrupt:
+        sys.stderr.write("drivert: interrupted.\n")
+        return 130
+    return code

@@ -1,0 +1,1 @@
+"""One module a command of ``drivert``: HELP, EXAMPLES, add_arguments(parser), execute(args)."""

@@ -1,0 +1,190 @@
+"""What several commands share: output folders, detector parameters, progress, node log lines."""
+
+from __future__ import annotations
+
+import argparse
+import re
+import shutil
+import time
+from collections.abc import Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import yaml
+from rich.console import Console
+from rich.progress import (
+    BarColumn,
+    MofNCompleteColumn,
+    Progress,
+    TextColumn,
+    TimeElapsedColumn,
+    TimeRemainingColumn,
+)
+
+from driveRT_ros.core.errors import ConfigError
+from driveRT_ros.nodes.processes import NodeProcess, Supervisor
+
+if TYPE_CHECKING:
+    from driveRT_ros.core.config import LidarConfig
+
+console = Console(highlight=False, soft_wrap=True)
+
+LIDAR_NODE = "lidar_node"
+DETECTIONS = f"/{LIDAR_NODE}/output/detections"
+RECORDED = (
+    f"{DETECTIONS}:vision_msgs/msg/Detection3DArray",
+    f"/{LIDAR_NODE}/output/object[s]",  # a pattern: absent where autoware_perception_msgs is
+    f"/{LIDAR_NODE}/output/markers:visualization_msgs/msg/MarkerArray",
+    f"/{LIDAR_NODE}/debug/*",
+    "/diagnostics:diagnostic_msgs/msg/DiagnosticArray",
+)
+"""What a run keeps; the first entry is the one that is counted."""
+
+
+def add_detector_arguments(parser: argparse.ArgumentParser) -> None:
+    """Add the options that configure the detector."""
+    group = parser.add_argument_group("detector")
+    group.add_argument("--config", metavar="YAML", help="parameter file, plain or in ROS form")
+    group.add_argument(
+        "--checkpoint", metavar="FILE", help="weights; without them boxes are untrained guesses"
+    )
+    group.add_argument(
+        "--set",
+        metavar="NAME=VALUE",
+        action="append",
+        default=[],
+        help="one parameter, such as post_process_params.score_thresholds=[0.2]; repeatable",
+    )
+
+
+def add_output_arguments(parser: argparse.ArgumentParser, default: str) -> None:
+    """Add the options that name the output folder."""
+    group = parser.add_argument_group("output")
+    group.add_argument(
+        "--out", metavar="DIR", help=f"folder for the results (default: {default}/<date>-<time>)"
+    )
+    group.add_argument(
+        "--overwrite", action="store_true", help="empty DIR first if an earlier run made it"
+    )
+    parser.set_defaults(out_parent=default)
+
+
+def output_folder(args: argparse.Namespace) -> Path:
+    """Make and return the output folder.
+
+    Raises:
+        ConfigError: If it is not empty, or holds what no earlier run made.
+    """
+    out = Path(args.out or Path(args.out_parent) / time.strftime("%Y%m%d-%H%M%S"))
+    marker = out / "drivert.txt"
+    if out.exists() and (not out.is_dir() or any(out.iterdir())):
+        if not (args.overwrite and marker.is_file()):
+            hint = (
+                "choose another folder"
+                if args.overwrite or not marker.is_file()
+                else "choose another folder or add --overwrite"
+            )
+            raise ConfigError(f"Output folder '{out}' is not empty; {hint}.")
+        shutil.rmtree(out)
+    try:
+        out.mkdir(parents=True, exist_ok=True)
+        marker.write_text(f"Results of 'drivert {args.command}'; safe to delete.\n")
+    except OSError as error:
+        raise ConfigError(f"Output folder '{out}' cannot be written: {error}.") from None
+    return out.resolve()
+
+
+def detector_config(
+    args: argparse.Namespace, forced: Mapping[str, Any] | None = None
+) -> LidarConfig:
+    """Return the detector's parameters: defaults, then file, ``forced``, then single options.
+
+    Args:
+        args: With ``config``, ``checkpoint`` and ``set``.
+        forced: Dotted names that the command or the data needs.
+
+    Raises:
+        ConfigError: On an unknown name or a value that cannot be used.
+    """
+    from driveRT_ros.core.config import LidarConfig
+
+    base = LidarConfig.from_yaml(args.config) if args.config else LidarConfig()
+    values = {p.name: config_value(base, p.name) for p in LidarConfig.parameters()}
+    values |= forced or {}
+    if args.checkpoint:
+        if not Path(args.checkpoint).is_file():
+            raise ConfigError(f"Checkpoint '{args.checkpoint}' does not exist.")
+        values["checkpoint_path"] = str(Path(args.checkpoint).resolve())
+    for entry in args.set:
+        name, equals, text = entry.partition("=")
+        if not equals:
+            raise ConfigError(f"Option --set takes NAME=VALUE, got '{entry}'.")
+        try:
+            values[name.strip()] = yaml.safe_load(text)
+        except yaml.YAMLError:
+            raise ConfigError(f"Option --set '{entry}' has a value that is no YAML.") from None
+    return LidarConfig.from_dict(values)
+
+
+def config_value(config: Any, dotted: str) -> Any:
+    """Return the value behind a dotted parameter name."""
+    for part in dotted.split("."):
+        config = getattr(config, part)
+    return config
+
+
+def write_parameter_file(config: LidarConfig, path: Path) -> Path:
+    """Write the parameters as ``ros2 run ... --params-file`` takes them.
+
+    Args:
+        config: What the node gets.
+        path: File to write.
+
+    Returns:
+        ``path``.
+    """
+
+    def plain(value: Any) -> Any:
+        if isinstance(value, dict):
+            return {key: plain(v) for key, v in value.items()}
+        return list(value) if isinstance(value, tuple) else value
+
+    tree = {"/**": {"ros__parameters": plain(config.to_dict())}}
+    path.write_text(yaml.safe_dump(tree, sort_keys=False), encoding="utf-8")
+    return path
+
+
+def progress() -> Progress:
+    """Return a progress display of steps with elapsed and remaining time."""
+    return Progress(
+        TextColumn("{task.description:<22}"),
+        BarColumn(bar_width=30),
+        MofNCompleteColumn(),
+        TimeElapsedColumn(),
+        TextColumn("left"),
+        TimeRemainingColumn(),
+        console=console,
+    )
+
+
+_PLAYED = re.compile(r"(\d+) of (\d+) clouds")
+
+
+def follow_clouds(supervisor: Supervisor, process: NodeProcess, label: str) -> None:
+    """Show the progress that a node prints until its process ends with exit code 0.
+
+    Raises:
+        ProcessFailed: If any process of the supervisor fails meanwhile.
+    """
+    with progress() as bar:
+        task = bar.add_task(label, total=None)
+        while True:
+            ended = process.popen.poll() is not None
+            supervisor.check()
+            seen = _PLAYED.findall(process.log())
+            if seen:
+                done, total = map(int, seen[-1])
+                bar.update(task, completed=done, total=total or None)
+            if ended:
+                return
+            time.sleep(0.2)

@@ -1,0 +1,169 @@
+"""Detect objects over real ROS 2 nodes and draw what they saw.
+
+A scene is simulated (or a data set converted, or a bag given). A replay node plays it over DDS at
+sensor rate with /clock and transforms, a LiDAR node detects, a recorder keeps the results; each is
+a process of its own. The replay waits for the detector where that is slower than the sensor, so
+that no cloud is lost. At the end there are pictures, a latency table and the recorded bag.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import time
+from contextlib import ExitStack
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from driveRT_ros.commands.common import (
+    DETECTIONS,
+    LIDAR_NODE,
+    RECORDED,
+    add_detector_arguments,
+    add_output_arguments,
+    console,
+    detector_config,
+    follow_clouds,
+    output_folder,
+    write_parameter_file,
+)
+from driveRT_ros.commands.sources import (
+    KITTI_PARAMETERS,
+    add_source_arguments,
+    source_name,
+    write_source_bag,
+)
+from driveRT_ros.nodes.processes import (
+    NodeProcess,
+    ProcessFailed,
+    Supervisor,
+    node_command,
+    node_environment,
+    private_domain,
+)
+
+if TYPE_CHECKING:
+    from driveRT_ros.core.config import LidarConfig
+
+HELP = "simulate (or take data), detect over ROS 2 nodes, draw pictures"
+EXAMPLES = """\
+examples:
+  drivert demo
+  drivert demo --sim-seed 7 --duration 3 --checkpoint voxelnext.safetensors
+  drivert demo --bag my_bag --topic /points_raw --frames 20
+  drivert demo --nuscenes /data/nuscenes --version v1.0-mini --frames 40
+  drivert demo --kitti /data/kitti
+"""
+
+READY_S = 300.0
+"""Loading weights and the first pass take this long at most, on the slowest machine."""
+
+REPLAY_PARAMETERS = {"input.back_pressure": True, "input.reliability": "reliable"}
+"""While a bag is played, every cloud counts."""
+
+_LAST_MESSAGES_S = 0.5
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Add the options of ``drivert demo``."""
+    add_source_arguments(parser, bag=True, required=False)
+    parser.add_argument("--topic", default="", help="the point cloud topic, if a bag has several")
+    parser.add_argument("--frames", type=int, default=0, metavar="N", help="at most N clouds")
+    parser.add_argument(
+        "--rate", type=float, default=1.0, help="1 is sensor rate, 0 as fast as the detector"
+    )
+    parser.add_argument(
+        "--record-all", action="store_true", help="record every topic, inputs and grids too"
+    )
+    add_detector_arguments(parser)
+    add_output_arguments(parser, "drivert_demo")
+
+
+def execute(args: argparse.Namespace) -> int:
+    """Run ``drivert demo``."""
+    from driveRT_ros.commands import results
+
+    begin, source = time.monotonic(), source_name(args)
+    forced = REPLAY_PARAMETERS | (KITTI_PARAMETERS if source == "kitti" else {})
+    config = detector_config(args, forced)
+    bag, topic, clouds = results.look_at_bag(args.bag, args.topic) if args.bag else ("", "", 0)
+    out = output_folder(args)
+    if not args.bag:
+        bag = str(out / "input_bag")
+        write_source_bag(args, Path(bag), args.frames)
+        bag, topic, clouds = results.look_at_bag(bag, args.topic)
+    clouds = min(clouds, args.frames or clouds)
+    recorded_path = out / "output_bag"
+    _run_nodes(args, config, bag, topic, out, recorded_path)
+    recorded = results.read_recorded(recorded_path)
+    title = {"sim": f"simulated, seed {args.sim_seed}"}.get(source, Path(bag).name)
+    files = results.draw_pictures(bag, topic, recorded, config, out / "pictures", title=title)
+    results.show_latency(recorded, out)
+    return results.report(
+        recorded, clouds, out, bag=bag, files=files, seconds=time.monotonic() - begin
+    )
+
+
+def _run_nodes(
+    args: argparse.Namespace, config: LidarConfig, bag: str, topic: str, out: Path, recorded: Path
+) -> None:
+    with ExitStack() as stack:
+        domain = None
+        if "ROS_DOMAIN_ID" not in os.environ:
+            domain = stack.enter_context(private_domain())
+        supervisor = stack.enter_context(Supervisor(out / "logs", node_environment(domain)))
+        supervisor.start(
+            LIDAR_NODE,
+            node_command(
+                "lidar_node",
+                params_file=write_parameter_file(config, out / "lidar_node.yaml"),
+                params={"use_sim_time": True},
+                remaps={"~/input/pointcloud": topic},
+            ),
+        )
+        recorder = start_recorder(supervisor, recorded, record_all=args.record_all)
+        with console.status("starting the LiDAR node"):
+            supervisor.wait_for_line(recorder, "Recording", READY_S)
+        replay = supervisor.start(
+            "replay_node",
+            node_command(
+                "replay_node",
+                params={
+                    "bag_path": bag,
+                    "cloud_topic": topic,
+                    "rate": float(args.rate),
+                    "max_clouds": args.frames,
+                    "lockstep_topic": DETECTIONS,
+                },
+            ),
+        )
+        follow_clouds(supervisor, replay, "detect")
+        console.print(summary_line(replay))
+        stop_recording(supervisor)
+
+
+def start_recorder(supervisor: Supervisor, path: Path, *, record_all: bool = False) -> NodeProcess:
+    """Start a recorder of the results, in simulated time."""
+    params = {
+        "bag_path": str(path),
+        "topics": [RECORDED[0], "*"] if record_all else list(RECORDED),
+        "use_sim_time": True,
+    }
+    return supervisor.start("recorder_node", node_command("recorder_node", params=params))
+
+
+def stop_recording(supervisor: Supervisor) -> None:
+    """Let the last messages arrive, then close the bag.
+
+    Raises:
+        ProcessFailed: If the recorder had to be killed: its bag is damaged.
+    """
+    time.sleep(_LAST_MESSAGES_S)
+    supervisor.check()
+    if supervisor.stop(["recorder_node"]):
+        raise ProcessFailed("The recorder did not close its bag in time and was killed.")
+
+
+def summary_line(process: NodeProcess) -> str:
+    """Return the last sentence a node has logged, without its prefix."""
+    return process.last_lines(1).rpartition("]: ")[2]

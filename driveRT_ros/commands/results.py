@@ -1,0 +1,211 @@
+"""What a run leaves behind: counts checked, pictures drawn, times summed up."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+from driveRT_ros.commands.common import DETECTIONS, LIDAR_NODE, console, progress
+from driveRT_ros.core.bev_grid import build_bev_grid
+from driveRT_ros.core.config import LidarConfig
+from driveRT_ros.core.errors import ConfigError, InvalidFrame
+from driveRT_ros.core.frame import Detections, SceneFrame
+from driveRT_ros.io.animation import AnimationFiles, write_animation
+from driveRT_ros.io.bag import BagReader
+from driveRT_ros.io.decode_messages import decode_detections, decode_objects
+from driveRT_ros.io.latency_table import print_latency, write_latency_json
+from driveRT_ros.io.messages import stamp_ns_of
+from driveRT_ros.io.pointcloud import decode
+from driveRT_ros.io.render import render_bev
+from driveRT_ros.io.scene_bag import TF_STATIC, read_scene_frames
+from driveRT_ros.io.topics import choose_topic
+
+_STAGE_PREFIX = f"/{LIDAR_NODE}/debug/processing_time/"
+_FPS = 10.0
+_OBJECTS = f"/{LIDAR_NODE}/output/objects"
+
+
+@dataclass
+class Recorded:
+    """What an output bag holds.
+
+    Args:
+        detections: By header stamp, ns; with velocity where the objects topic was recorded.
+        messages: Number of detection messages.
+        stage_ms: Milliseconds of every frame by stage.
+        untrained: Whether the node said that its weights are not trained.
+    """
+
+    detections: dict[int, Detections] = field(default_factory=dict)
+    messages: int = 0
+    stage_ms: dict[str, list[float]] = field(default_factory=dict)
+    untrained: bool = False
+
+    def mean_stage_ms(self) -> dict[str, float]:
+        """Return the mean time of every stage, ms."""
+        return {stage: float(np.mean(times)) for stage, times in self.stage_ms.items()}
+
+    @property
+    def num_boxes(self) -> int:
+        """Boxes over all messages."""
+        return sum(len(found) for found in self.detections.values())
+
+
+def read_recorded(path: Path) -> Recorded:
+    """Read detections, times and the state of the weights from an output bag."""
+    out, with_velocity = Recorded(), {}
+    with BagReader(path) as reader:
+        for message in reader:
+            if message.topic == DETECTIONS:
+                detections = message.deserialize()
+                out.messages += 1
+                out.detections[stamp_ns_of(detections.header.stamp)] = decode_detections(detections)
+            elif message.topic == _OBJECTS:
+                objects = message.deserialize()
+                with_velocity[stamp_ns_of(objects.header.stamp)] = decode_objects(objects)
+            elif message.topic.startswith(_STAGE_PREFIX):
+                stage = message.topic[len(_STAGE_PREFIX) :].removesuffix("_ms")
+                out.stage_ms.setdefault(stage, []).append(message.deserialize().data)
+            elif message.topic == "/diagnostics" and not out.untrained:
+                out.untrained = _says_untrained(message.deserialize())
+    out.detections |= with_velocity
+    return out
+
+
+def _says_untrained(diagnostics: Any) -> bool:
+    return any(value.key == "weights" for s in diagnostics.status for value in s.values)
+
+
+def show_latency(recorded: Recorded, out: Path) -> None:
+    """Print the latency table and write it as JSON."""
+    order = ("decode", "preprocess", "inference", "postprocess", "publish", "total")
+    times = {stage: recorded.stage_ms[stage] for stage in order if stage in recorded.stage_ms}
+    rows = print_latency(times, console, "Time a frame takes in the LiDAR node")
+    write_latency_json(rows, out / "latency.json")
+
+
+def look_at_bag(path: str, topic: str) -> tuple[str, str, int]:
+    """Return the absolute path of a bag, its cloud topic and the number of clouds.
+
+    Raises:
+        ConfigError: If there is no bag, no such topic, or no cloud in it.
+    """
+    with BagReader(path) as reader:
+        topic = choose_topic(reader.topics, topic, bag=path)
+        count = reader.message_counts[topic]
+    if not count:
+        raise ConfigError(f"Topic '{topic}' of bag '{path}' has no messages; nothing to detect in.")
+    return str(Path(path).resolve()), topic, count
+
+
+def draw_pictures(
+    bag: str, topic: str, recorded: Recorded, config: LidarConfig, folder: Path, *, title: str
+) -> AnimationFiles:
+    """Draw every cloud that was answered, with its boxes, as PNG files, GIF and MP4.
+
+    Args:
+        bag: Input bag; its ground truth is drawn where it has some.
+        topic: Its cloud topic.
+        recorded: Detections to draw.
+        config: Range and grid.
+        folder: Where the pictures go.
+        title: First line of each picture.
+    """
+
+    def counted() -> Iterator[np.ndarray]:
+        with progress() as bar:
+            task = bar.add_task("draw", total=len(recorded.detections))
+            for picture in _pictures(bag, topic, recorded, config, title):
+                yield picture
+                bar.advance(task)
+
+    return write_animation(counted(), folder, _FPS)
+
+
+def _pictures(
+    bag: str, topic: str, recorded: Recorded, config: LidarConfig, title: str
+) -> Iterator[np.ndarray]:
+    for frame in _scene_frames(bag, topic, config):
+        cloud, found = frame.points, recorded.detections.get(frame.points.stamp_ns)
+        if found is None:
+            continue
+        points = torch.from_numpy(
+            np.column_stack([cloud.xyz, cloud.intensity, cloud.time_lag_s]).astype(np.float32)
+        )
+        yield render_bev(
+            points,
+            T_ego_lidar=frame.T_ego_lidar,
+            detections=found,
+            ground_truth=frame.ground_truth,
+            grid=build_bev_grid(points, config),
+            config=config,
+            title=title,
+            stamp_ns=cloud.stamp_ns,
+            latency_ms=recorded.mean_stage_ms(),
+            untrained=recorded.untrained,
+        )
+
+
+def _scene_frames(bag: str, topic: str, config: LidarConfig) -> Iterator[SceneFrame]:
+    """Yield frames with all the bag tells of them; without transforms, x is forward."""
+    with BagReader(bag) as reader:
+        placed = TF_STATIC in reader.topics
+        if not placed:
+            for message in reader.messages([topic]):
+                try:
+                    cloud = decode(message.deserialize(), config=config.input)
+                except InvalidFrame:
+                    continue  # the LiDAR node has counted and reported it
+                yield SceneFrame(cloud, None, np.eye(4))
+    if placed:
+        yield from read_scene_frames(bag, cloud_topic=topic, config=config.input)
+
+
+def report(
+    recorded: Recorded,
+    clouds: int,
+    out: Path,
+    *,
+    bag: str,
+    seconds: float,
+    files: AnimationFiles | None = None,
+) -> int:
+    """Say what was found, what was lost and where everything is.
+
+    Args:
+        recorded: What the output bag holds.
+        clouds: How many clouds the detector was given.
+        out: Output folder.
+        bag: Input bag.
+        seconds: Duration of the whole command.
+        files: Pictures, where there are some.
+
+    Returns:
+        Exit code: 1 where a cloud got no answer.
+    """
+    console.print(
+        f"{recorded.messages} of {clouds} clouds answered, {recorded.num_boxes} boxes, "
+        f"{seconds:.1f} s in all."
+    )
+    if recorded.untrained:
+        console.print("The weights are not trained: boxes mean nothing. Give --checkpoint.")
+    rows = {"input bag": bag, "output bag": out / "output_bag", "logs": out / "logs"}
+    if files is not None:
+        rows |= {"pictures": files.png[0].parent if files.png else "none"}
+        rows |= {"GIF": files.gif, "MP4": files.mp4}
+        for note in files.notes:
+            console.print(note)
+    for name, path in rows.items():
+        if path is not None:
+            console.print(f"  {name:<11}{path}")
+    if recorded.messages < clouds:
+        console.print(
+            f"{clouds - recorded.messages} clouds got no answer; {out / 'logs'} says why."
+        )
+        return 1
+    return 0

@@ -1,0 +1,60 @@
+"""Start the LiDAR node on a live cloud topic.
+
+ros2 launch driveRT_ros lidar.launch.py input:=/sensing/lidar/pointcloud checkpoint:=voxelnext.safetensors
+"""
+
+from launch import LaunchDescription
+from launch.actions import DeclareLaunchArgument, SetEnvironmentVariable
+from launch.conditions import IfCondition
+from launch.substitutions import EnvironmentVariable, LaunchConfiguration, PathJoinSubstitution
+from launch_ros.actions import LifecycleNode, Node
+from launch_ros.parameter_descriptions import ParameterValue
+from launch_ros.substitutions import FindPackageShare
+
+
+def generate_launch_description():
+    share = FindPackageShare("driveRT_ros")
+    return LaunchDescription(
+        [
+            DeclareLaunchArgument("input", default_value="/sensing/lidar/pointcloud"),
+            DeclareLaunchArgument(
+                "params", default_value=PathJoinSubstitution([share, "config", "lidar_node.yaml"])
+            ),
+            DeclareLaunchArgument(
+                "checkpoint", default_value="", description="weights; empty runs untrained ones"
+            ),
+            DeclareLaunchArgument("use_sim_time", default_value="false"),
+            DeclareLaunchArgument("rviz", default_value="false"),
+            # Fast DDS loses most best-effort messages of cloud size over its default transports.
+            SetEnvironmentVariable(
+                "FASTDDS_BUILTIN_TRANSPORTS",
+                EnvironmentVariable("FASTDDS_BUILTIN_TRANSPORTS", default_value="LARGE_DATA"),
+            ),
+            LifecycleNode(
+                package="driveRT_ros",
+                executable="lidar_node",
+                name="lidar_node",
+                namespace="",
+                output="screen",
+                emulate_tty=True,
+                parameters=[
+                    LaunchConfiguration("params"),
+                    {
+                        "checkpoint_path": ParameterValue(
+                            LaunchConfiguration("checkpoint"), value_type=str
+                        ),
+                        "use_sim_time": ParameterValue(
+                            LaunchConfiguration("use_sim_time"), value_type=bool
+                        ),
+                    },
+                ],
+                remappings=[("~/input/pointcloud", LaunchConfiguration("input"))],
+            ),
+            Node(
+                package="rviz2",
+                executable="rviz2",
+                arguments=["-d", PathJoinSubstitution([share, "config", "lidar.rviz"])],
+                condition=IfCondition(LaunchConfiguration("rviz")),
+            ),
+        ]
+    )
