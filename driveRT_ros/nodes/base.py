@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import sys
 import traceback
 from collections.abc import Callable, Sequence
@@ -147,10 +148,14 @@ def run(node_class: type[ManagedNode], args: Sequence[str] | None = None) -> int
         sys.stderr.write(f"{node_class.default_name}: {_sentence(error)}\n")
         return 1
     code = _live(node, stop)
-    if not node.close():
-        exit_now(code)
-    node.destroy_node()
-    rclpy.try_shutdown()
+    if node.close():  # else a thread is inside a library call, and must find its world intact
+        node.destroy_node()
+        del node
+        rclpy.try_shutdown()
+        gc.collect()  # entities refer to each other; DDS says goodbye when the last one goes
+    # Everything is closed. An ordinary exit would spend more than a second of processor time on
+    # unloading torch, longer than a person who pressed Ctrl-C expects to wait.
+    exit_now(code)
     return code
 
 
@@ -183,6 +188,7 @@ def _live(node: ManagedNode, stop: StopSignal) -> int:
         node.get_logger().debug(_traceback_text(error))
         return 1
     finally:
+        stop.on_stop(None)
         executor.shutdown(timeout_sec=0.0)
     return 0 if node.fatal is None or stop else node.fault_code
 

@@ -15,7 +15,6 @@ from tf2_msgs.msg import TFMessage
 
 from driveRT_ros.core.config import LidarConfig
 from driveRT_ros.core.pipeline import LidarPipeline
-from driveRT_ros.models.checkpoint import load_weights
 from driveRT_ros.nodes import qos
 from driveRT_ros.nodes.base import ManagedNode, run
 from driveRT_ros.nodes.diagnostics import UNTRAINED, statuses
@@ -70,6 +69,8 @@ class LidarNode(ManagedNode):
             torch.set_num_threads(config.num_threads)
         weights = None
         if config.checkpoint_path:
+            from driveRT_ros.models.checkpoint import load_weights  # needs safetensors
+
             log.info(f"Loading weights from '{config.checkpoint_path}'.")
             weights = load_weights(config.checkpoint_path, config, layout=config.checkpoint_layout)
         log.info(f"Building the pipeline on device '{config.device}'.")

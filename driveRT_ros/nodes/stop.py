@@ -7,6 +7,7 @@ That works while the main thread is inside one long library call, and a second C
 
 from __future__ import annotations
 
+import contextlib
 import os
 import signal
 import sys
@@ -43,18 +44,20 @@ class StopSignal:
     def set(self) -> None:
         """Ask for the stop from inside the process."""
         self._stop.set()
-        if self._wake is not None:
-            self._wake()
+        wake = self._wake
+        if wake is not None:
+            wake()
 
-    def on_stop(self, wake: Callable[[], object]) -> None:
-        """Set what ends the main loop's sleep; called from another thread."""
+    def on_stop(self, wake: Callable[[], object] | None) -> None:
+        """Set what ends the main loop's sleep; called from another thread. None: nothing sleeps."""
         self._wake = wake
-        if self:
+        if self and wake is not None:
             wake()
 
     def _watch(self) -> None:
         os.read(self._read_fd, 1)
-        self.set()
+        with contextlib.suppress(Exception):  # the main loop may be ending by itself right now
+            self.set()
         threading.Event().wait(self._exit_bound_s)
         exit_now(0)
 

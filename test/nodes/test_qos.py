@@ -3,8 +3,13 @@
 from __future__ import annotations
 
 import pytest
-from rclpy.qos import DurabilityPolicy, QoSCompatibility, QoSProfile, ReliabilityPolicy
-from rclpy.qos import qos_check_compatible
+from rclpy.qos import (
+    DurabilityPolicy,
+    QoSCompatibility,
+    QoSProfile,
+    ReliabilityPolicy,
+    qos_check_compatible,
+)
 
 from driveRT_ros.nodes import qos
 

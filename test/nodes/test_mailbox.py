@@ -1,0 +1,84 @@
+"""Which cloud the worker gets: the newest (live), or every one in order (replay)."""
+
+from __future__ import annotations
+
+import threading
+
+from driveRT_ros.nodes.mailbox import Batch, Mailbox
+
+
+def names(batch: Batch) -> tuple[list[str], str]:
+    return [work.msg for work in batch.passed_over], batch.work.msg
+
+
+def test_newest_wins_and_the_ones_passed_over_still_enter_the_history() -> None:
+    mailbox = Mailbox(keep_all=False, history=9)
+    assert [mailbox.put(name, None, 0.0) for name in "abc"] == [0, 0, 0]
+    assert names(mailbox.take()) == (["a", "b"], "c")
+
+
+def test_no_more_clouds_are_held_than_the_history_can_use() -> None:
+    mailbox = Mailbox(keep_all=False, history=2)
+    assert sum(mailbox.put(name, None, 0.0) for name in "abcdef") == 3
+    assert names(mailbox.take()) == (["d", "e"], "f")
+
+
+def test_without_history_there_is_one_slot() -> None:
+    mailbox = Mailbox(keep_all=False, history=0)
+    assert [mailbox.put(name, None, 0.0) for name in "ab"] == [0, 1]
+    assert names(mailbox.take()) == ([], "b")
+
+
+def test_back_pressure_loses_nothing_and_keeps_the_order() -> None:
+    mailbox = Mailbox(keep_all=True, history=0)
+    sent = [str(i) for i in range(500)]
+    assert sum(mailbox.put(name, None, 0.0) for name in sent) == 0
+    assert [names(mailbox.take()) for _ in sent] == [([], name) for name in sent]
+
+
+def test_after_a_jump_of_time_the_next_cloud_starts_a_new_history() -> None:
+    live = Mailbox(keep_all=False, history=9)
+    live.put("old", None, 0.0)
+    assert live.time_jumped() == 1
+    live.put("new", None, 0.0)
+    batch = live.take()
+    assert names(batch) == ([], "new")
+    assert batch.work.after_jump
+    replay = Mailbox(keep_all=True, history=9)
+    replay.put("old", None, 0.0)
+    assert replay.time_jumped() == 0
+    replay.put("new", None, 0.0)
+    assert [replay.take().work.after_jump for _ in range(2)] == [False, True]
+
+
+def test_the_mark_of_a_jump_survives_the_loss_of_the_cloud_that_carried_it() -> None:
+    mailbox = Mailbox(keep_all=False, history=1)
+    mailbox.time_jumped()
+    for name in "abc":
+        mailbox.put(name, None, 0.0)
+    batch = mailbox.take()
+    assert names(batch) == (["b"], "c")
+    assert [batch.passed_over[0].after_jump, batch.work.after_jump] == [True, False]
+
+
+def test_closing_sends_a_waiting_worker_home() -> None:
+    mailbox = Mailbox(keep_all=False, history=0)
+    taken: list[Batch | None] = []
+    worker = threading.Thread(target=lambda: taken.append(mailbox.take()))
+    worker.start()
+    mailbox.close()
+    worker.join(5.0)
+    assert taken == [None]
+
+
+def test_idle_means_nothing_waits_and_nothing_is_in_work() -> None:
+    mailbox = Mailbox(keep_all=True, history=0)
+    assert mailbox.wait_idle(0.0)
+    mailbox.put("a", None, 0.0)
+    mailbox.take()
+    assert not mailbox.wait_idle(0.01)
+    worker = threading.Thread(target=mailbox.take)  # it comes back for more: "a" is done
+    worker.start()
+    assert mailbox.wait_idle(5.0)
+    mailbox.close()
+    worker.join(5.0)
