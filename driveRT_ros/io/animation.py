@@ -10,7 +10,6 @@ import dataclasses
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 from types import TracebackType
-from typing import Protocol
 
 import cv2
 import numpy as np
@@ -25,16 +24,6 @@ Frame = npt.NDArray[np.uint8]
 
 GIF_WIDTH_PX = 800
 PALETTE_FRAMES = 12
-
-
-class FrameWriter(Protocol):
-    """Takes frames one by one."""
-
-    def add(self, frame: Frame) -> None:
-        """Append an (H, W, 3) uint8 RGB frame."""
-
-    def close(self) -> None:
-        """Finish the file."""
 
 
 class _Writer:

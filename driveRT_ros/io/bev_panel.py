@@ -79,23 +79,6 @@ class Facts:
     value_range: tuple[float, float]
 
 
-def write(canvas: Canvas, words: Sequence[Word]) -> Canvas:
-    """Return the canvas with text on it, set in the face that Pillow carries (ASCII only)."""
-    image = PilImage.fromarray(canvas)
-    draw = ImageDraw.Draw(image)
-    for word in words:
-        draw.text(
-            (word.x, word.y),
-            word.text,
-            font=_font(word.size),
-            fill=word.color,
-            anchor=word.anchor,
-            stroke_width=2 if word.halo else 0,
-            stroke_fill=shapes.BACKGROUND,
-        )
-    return np.array(image)
-
-
 @functools.lru_cache(maxsize=16)
 def _font(size: int) -> ImageFont.FreeTypeFont:
     face = ImageFont.load_default(size)
@@ -257,6 +240,38 @@ def _write_latency(panel: Panel, latency_ms: Mapping[str, float]) -> None:
             panel.line(stage.replace("_", " "), f"{milliseconds:.1f}")
     total = latency_ms.get("total", sum(latency_ms.values()))
     panel.line("total" if "total" in latency_ms else "sum", f"{total:.1f}", color=TEXT)
+
+
+def compose(canvas: Canvas, words: Sequence[Word], panel: Panel) -> Canvas:
+    """Put the panel at the right of the map and write all words, once.
+
+    Args:
+        canvas: The map; one that is flatter than the panel is padded below.
+        words: Words of the map.
+        panel: At least as high as the map.
+    """
+    height, width = canvas.shape[:2]
+    padded = np.full((len(panel.canvas), width, 3), shapes.BACKGROUND, np.uint8)
+    padded[:height] = canvas
+    moved = [word._replace(x=word.x + width) for word in panel.words]
+    return _write(np.concatenate([padded, panel.canvas], axis=1), [*words, *moved])
+
+
+def _write(canvas: Canvas, words: Sequence[Word]) -> Canvas:
+    """Return the canvas with text on it, set in the face that Pillow carries (ASCII only)."""
+    image = PilImage.fromarray(canvas)
+    draw = ImageDraw.Draw(image)
+    for word in words:
+        draw.text(
+            (word.x, word.y),
+            word.text,
+            font=_font(word.size),
+            fill=word.color,
+            anchor=word.anchor,
+            stroke_width=2 if word.halo else 0,
+            stroke_fill=shapes.BACKGROUND,
+        )
+    return np.array(image)
 
 
 def map_words(

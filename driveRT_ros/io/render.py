@@ -19,17 +19,17 @@ from driveRT_ros.core.bev_grid import occupancy
 from driveRT_ros.core.boxes import VELOCITY
 from driveRT_ros.core.config import LidarConfig
 from driveRT_ros.core.errors import ConfigError
-from driveRT_ros.core.frame import BevGrid, Detections
+from driveRT_ros.core.frame import BevGrid, Detections, FrameReport
 from driveRT_ros.io import bev_shapes as shapes
 from driveRT_ros.io.bev_boxes import Drawable, drawable
 from driveRT_ros.io.bev_panel import (
     LEFT_MIDDLE,
     Facts,
     Word,
+    compose,
     draw_banner,
     draw_panel,
     map_words,
-    write,
 )
 from driveRT_ros.io.bev_view import BevView, forward_yaw
 from driveRT_ros.io.palette import AMBER, Rgb, class_color
@@ -39,6 +39,7 @@ Points: TypeAlias = torch.Tensor | npt.NDArray[np.floating]
 
 FADED_WEIGHT, FADED_LAG_S = 0.25, 0.45
 MAX_ARROW_MPS = 200.0
+UNTRAINED = "untrained_weights"  # note of a frame report
 BOLD_SCORE = 0.3
 MAX_SCORE_LABELS = 60
 QUICK_MAX_POINTS = 100_000
@@ -56,7 +57,7 @@ def render_bev(
     title: str = "",
     stamp_ns: int | None = None,
     latency_ms: Mapping[str, float] | None = None,
-    untrained: bool | None = None,
+    untrained: bool = False,
     color_by: str = "height",
     value_range: tuple[float, float] | None = None,
     min_score: float = 0.0,
@@ -65,10 +66,8 @@ def render_bev(
 
     Args:
         points: (N, >= 3) x, y, z[, intensity[, time lag in s]]; points fade with their age.
-            Points that are not finite are left out.
-        view: Window; by default the range of ``config`` with 960 pixels at the longer side.
-        T_ego_lidar: (4, 4) frame of the points to ego frame, which says where the default view
-            finds the nose of the vehicle; None means along +x. A given ``view`` decides by itself.
+        view: Window; by default the range of ``config``, 960 pixels at the longer side.
+        T_ego_lidar: (4, 4) points to ego frame; turns the default view. None: +x is forward.
         detections: Boxes in the frame of the points, filled, in the colour of their class.
         ground_truth: Boxes in the same frame, dashed white; grey where they hold no point.
         grid: Cells drawn under the points; by default ``detections.bev``.
@@ -76,7 +75,7 @@ def render_bev(
         title: First line of the panel.
         stamp_ns: Time of the frame.
         latency_ms: Milliseconds by stage; by default those of the report of ``detections``.
-        untrained: Show the warning banner; by default where the report of ``detections`` says so.
+        untrained: Show the warning banner even if the report of ``detections`` does not ask for it.
         color_by: ``height`` or ``intensity``.
         value_range: Metres or intensity at both ends of the colour scale; by default 4 m from the
             ground up, or 0 to 100. Give it for a sequence, so that colours keep their meaning.
@@ -91,39 +90,24 @@ def render_bev(
     config = config or _default_config()
     view = view or default_view(config, T_ego_lidar, size_px=960)
     cloud = _cloud(points)
-    values = _values(cloud, color_by)
-    value_range = value_range or _default_range(values, color_by)
+    level, ends = _levels(cloud, color_by, value_range)
     found, truth = drawable(detections, min_score), drawable(ground_truth)
-    if grid is None and detections is not None:
-        grid = detections.bev
-    report = detections.report if detections is not None else None
-    if untrained is None:
-        untrained = report is not None and "untrained_weights" in report.notes
-
-    canvas = _draw_map(cloud, values, value_range, view, found, truth, grid, config)
+    report = detections.report if detections is not None else FrameReport()
+    canvas = _draw_map(cloud, level, view, found, truth, _grid(grid, detections), config)
+    words = _map_words(canvas, view, found, untrained or UNTRAINED in report.notes)
     facts = Facts(
         title=title,
         stamp_ns=stamp_ns,
         num_points=len(cloud),
-        num_voxels=report.num_voxels if report is not None else 0,
+        num_voxels=report.num_voxels,
         found=found.names if detections is not None else None,
         truth=truth.names if ground_truth is not None else None,
         skipped=found.skipped + truth.skipped,
-        latency_ms=latency_ms if latency_ms is not None else (report.stage_ms if report else {}),
+        latency_ms=report.stage_ms if latency_ms is None else latency_ms,
         color_by=color_by,
-        value_range=value_range,
+        value_range=ends,
     )
-    if untrained:
-        banner, covered = draw_banner(canvas, "UNTRAINED WEIGHTS", "detections mean nothing")
-        words = map_words(view, _score_words(found, view), covered) + banner
-    else:
-        words = map_words(view, _score_words(found, view))
-    panel = draw_panel(facts, view.height_px)
-    below = len(panel.canvas) - view.height_px  # a flat map is shorter than the panel
-    canvas = np.pad(canvas, ((0, below), (0, 0), (0, 0)))
-    canvas[view.height_px :] = shapes.BACKGROUND
-    words += [word._replace(x=word.x + view.width_px) for word in panel.words]
-    return write(np.concatenate([canvas, panel.canvas], axis=1), words)
+    return compose(canvas, words, draw_panel(facts, view.height_px))
 
 
 def default_view(
@@ -167,28 +151,18 @@ def render_bev_map(
         view = default_view(config, T_ego_lidar, pixels_per_m=scale)
     cloud = _cloud(points)
     cloud = cloud[:: max(1, math.ceil(len(cloud) / QUICK_MAX_POINTS))]
-    values = _values(cloud, "height")
-    found = drawable(detections, min_score)
-    canvas = _draw_map(
-        cloud,
-        values,
-        _default_range(values, "height"),
-        view,
-        found,
-        drawable(None),
-        grid if grid is not None or detections is None else detections.bev,
-        config,
-        quick=True,
-    )
-    if detections is not None and "untrained_weights" in detections.report.notes:
+    level, _ = _levels(cloud, "height", None)
+    found, nothing = drawable(detections, min_score), drawable(None)
+    cells = _grid(grid, detections)
+    canvas = _draw_map(cloud, level, view, found, nothing, cells, config, quick=True)
+    if detections is not None and UNTRAINED in detections.report.notes:
         canvas[:4], canvas[-4:], canvas[:, :4], canvas[:, -4:] = [AMBER] * 4
     return canvas
 
 
 def _draw_map(
     cloud: npt.NDArray[np.float32],
-    values: npt.NDArray[np.float32],
-    value_range: tuple[float, float],
+    level: npt.NDArray[np.float32],
     view: BevView,
     found: Drawable,
     truth: Drawable,
@@ -202,8 +176,6 @@ def _draw_map(
         cells = occupancy(grid, config)
         shapes.draw_cells(canvas, view, cells, grid.resolution_m, grid.origin_xy)
 
-    low, high = value_range
-    level = np.clip((values - low) / max(high - low, 1e-6), 0, 1)
     weight = np.ones(len(cloud), np.float32)
     if cloud.shape[1] >= 5:
         age = np.nan_to_num(cloud[:, 4]).clip(0, FADED_LAG_S) / FADED_LAG_S
@@ -241,10 +213,13 @@ def _draw_velocities(
     )
 
 
-def _score_words(found: Drawable, view: BevView) -> list[Word]:
-    """Return the scores of the 60 surest boxes, each at its right, the surest first."""
+def _map_words(canvas: Image, view: BevView, found: Drawable, warn: bool) -> list[Word]:
+    """Draw the banner where it is due, and return all words of the map.
+
+    The 60 surest boxes have their score at their right; where two collide the surer one stays.
+    """
     corners = found.corners_px(view)
-    return [
+    scores = [
         Word(
             float(corners[i, :, 0].max()) + 5,
             float(corners[i, :, 1].mean()),
@@ -256,6 +231,14 @@ def _score_words(found: Drawable, view: BevView) -> list[Word]:
         )
         for i in reversed(range(max(0, len(found) - MAX_SCORE_LABELS), len(found)))
     ]
+    if not warn:
+        return map_words(view, scores)
+    banner, covered = draw_banner(canvas, "UNTRAINED WEIGHTS", "detections mean nothing")
+    return map_words(view, scores, covered) + banner
+
+
+def _grid(grid: BevGrid | None, detections: Detections | None) -> BevGrid | None:
+    return grid if grid is not None or detections is None else detections.bev
 
 
 @functools.lru_cache(maxsize=1)
@@ -271,7 +254,10 @@ def _cloud(points: Points) -> npt.NDArray[np.float32]:
     return points.astype(np.float32, copy=False)
 
 
-def _values(cloud: npt.NDArray[np.float32], color_by: str) -> npt.NDArray[np.float32]:
+def _levels(
+    cloud: npt.NDArray[np.float32], color_by: str, value_range: tuple[float, float] | None
+) -> tuple[npt.NDArray[np.float32], tuple[float, float]]:
+    """Return the place of every point in the colour scale, 0..1, and the values at its ends."""
     columns = {"height": 2, "intensity": 3}
     if color_by not in columns:
         raise ConfigError(f"color_by must be 'height' or 'intensity', got {color_by!r}.")
@@ -280,14 +266,17 @@ def _values(cloud: npt.NDArray[np.float32], color_by: str) -> npt.NDArray[np.flo
             f"Points coloured by {color_by} need column {columns[color_by]}, got shape "
             f"{cloud.shape}."
         )
-    return cloud[:, columns[color_by]]
+    values = cloud[:, columns[color_by]]
+    if value_range is None:
+        value_range = (0.0, 100.0) if color_by == "intensity" else _height_range(values)
+    low, high = value_range
+    level = (values - np.float32(low)) / np.float32(max(high - low, 1e-6))
+    return level.clip(0, 1), (low, high)
 
 
-def _default_range(values: npt.NDArray[np.float32], color_by: str) -> tuple[float, float]:
-    """Return 0..100 for intensity; for heights 4 m from the ground, rounded against flicker."""
-    if color_by == "intensity":
-        return 0.0, 100.0
-    some = values[:: 1 + len(values) // 20_000]  # enough to find the ground
+def _height_range(heights: npt.NDArray[np.float32]) -> tuple[float, float]:
+    """Return 4 m from the ground up, rounded to half metres against flicker."""
+    some = heights[:: 1 + len(heights) // 20_000]  # enough to find the ground
     finite = some[np.isfinite(some)]
     if not len(finite):
         return -2.0, 2.0
