@@ -22,6 +22,7 @@ from driveRT_ros.io.palette import AMBER, CLASS_COLORS, Rgb, class_color, height
 Canvas = npt.NDArray[np.uint8]
 
 PANEL_PX = 260
+MIN_PANEL_PX, MAX_OVERHANG_PX = 860, 1000
 MARGIN = 20
 
 PANEL: Rgb = (18, 22, 31)
@@ -121,16 +122,18 @@ class Panel:
 
 
 def draw_panel(facts: Facts, height_px: int) -> Panel:
-    """Return the panel of a picture; it is as high as asked, or higher where it must be."""
-    for height in (height_px, 4000):
-        panel = Panel(height)
-        _write_summary(panel, facts)
-        _write_classes(panel, facts)
-        _write_key(panel, facts)
-        _write_scale(panel, facts)
-        _write_latency(panel, facts.latency_ms)
-        if panel.top + MARGIN // 2 <= height:
-            break
+    """Return the panel of a picture.
+
+    It is as high as the map, but at least 860 pixels: a class or a stage that only some frames
+    have must not change the size of the pictures of a sequence.
+    """
+    height_px = max(height_px, MIN_PANEL_PX)
+    panel = Panel(height_px + MAX_OVERHANG_PX)
+    _write_summary(panel, facts)
+    _write_classes(panel, facts)
+    _write_key(panel, facts)
+    _write_scale(panel, facts)
+    _write_latency(panel, facts.latency_ms)
     panel.canvas = panel.canvas[: max(height_px, panel.top + MARGIN // 2)]
     return panel
 

@@ -224,11 +224,20 @@ def test_the_full_picture_is_the_map_with_the_panel_at_its_right():
     assert full.shape == (960, 960 + PANEL_PX, 3) and full.dtype == np.uint8
 
 
-def test_a_map_that_is_flatter_than_the_panel_is_padded_below():
+def test_a_map_that_is_flatter_than_the_panel_is_padded_to_one_size_for_all_frames():
     view = BevView.of_range([0, -10, -3, 80, 10, 1], size_px=800, forward_yaw=math.pi / 2)
     assert (view.width_px, view.height_px) == (800, 200)
-    full = render_bev(no_points(), view, detections=boxes_of(car_at(10, 5)), title="flat")
-    assert full.shape[0] > 300 and full.shape[1] == 800 + PANEL_PX
+    bare = render_bev(no_points(), view)
+    boxes = boxes_of(car_at(10, 5), report=FrameReport(stage_ms={"decode": 1.0, "total": 2.0}))
+    full = render_bev(no_points(), view, detections=boxes, ground_truth=boxes, title="flat")
+    assert bare.shape == full.shape == (860, 800 + PANEL_PX, 3)
+
+
+def test_a_panel_grows_until_its_last_line_shows():
+    stages = {f"stage_{i}": float(i) for i in range(50)}
+    full = render_bev(no_points(), VIEW, latency_ms={**stages, "total": 1225.0})
+    assert full.shape[0] > 1000
+    assert full[-32:, 500:].max() > 200  # the total
 
 
 def test_the_default_views_show_the_whole_range():
