@@ -35,7 +35,7 @@ from rosbags.typesys.store import Typestore
 
 from driveRT_ros.core.errors import ConfigError
 from driveRT_ros.io.bag_files import Source, find_files, open_source
-from driveRT_ros.io.typestore import typestore
+from driveRT_ros.io.typestore import canonical_cdr, serialize, typestore
 
 _log = logging.getLogger(__name__)
 
@@ -287,6 +287,7 @@ class BagWriter:
             raise ConfigError(str(error)) from None
         self._writer.set_compression(modes[compression], CompressionFormat.ZSTD)
         self._connections: dict[str, Connection] = {}
+        self._stores: dict[str, Typestore] = {}
 
     def __enter__(self) -> BagWriter:
         """Create the folder.
@@ -334,6 +335,7 @@ class BagWriter:
         store = store or typestore()
         if type_name not in store.types:
             raise ConfigError(f"Message type '{type_name}' of topic '{topic}' is unknown.")
+        self._stores[topic] = store
         self._connections[topic] = self._writer.add_connection(
             topic, type_name, typestore=store, offered_qos_profiles=[qos or default_qos(topic)]
         )
@@ -344,7 +346,7 @@ class BagWriter:
         Args:
             topic: Topic name.
             type_name: ``package/msg/Name``.
-            message: CDR bytes, or a rosbags message.
+            message: CDR bytes, or a rosbags message. Padding between fields is zeroed in both.
             log_time_ns: Integer nanoseconds.
 
         Raises:
@@ -353,9 +355,9 @@ class BagWriter:
         """
         self.add_topic(topic, type_name)
         if isinstance(message, (bytes, bytearray, memoryview)):
-            raw = bytes(message)
+            raw = canonical_cdr(bytes(message), type_name, self._stores.get(topic))
         elif getattr(message, "__msgtype__", None) == type_name:
-            raw = bytes(typestore().serialize_cdr(message, type_name))
+            raw = serialize(message, type_name)
         else:
             raise ConfigError(
                 f"Topic '{topic}' needs CDR bytes or a rosbags {type_name}, got "

@@ -53,3 +53,18 @@ def deserialize(raw: bytes, type_name: str) -> Any:
     """
     message_type(type_name)
     return typestore().deserialize_cdr(raw, type_name)
+
+
+def canonical_cdr(raw: bytes, type_name: str, store: Typestore | None = None) -> bytes:
+    """Return the bytes of the same message with every padding byte zero.
+
+    Fast CDR leaves whatever was in memory between fields, so rclpy serializes equal messages to
+    unequal bytes. Bytes that are not such a message are returned as they came.
+    """
+    store = store or typestore()
+    if type_name not in store.types:
+        return raw
+    try:
+        return bytes(store.serialize_cdr(store.deserialize_cdr(raw, type_name), type_name))
+    except Exception:  # whatever the bytes are, recording them is right and changing them is not
+        return raw

@@ -14,6 +14,7 @@ from rosbags.highlevel import AnyReader
 from driveRT_ros.core.errors import ConfigError
 from driveRT_ros.io.bag import BagReader, BagWriter
 from driveRT_ros.io.mcap_scan import MAGIC, McapScan
+from driveRT_ros.io.typestore import message_type, serialize
 from test.support.text_bags import (
     CLOUD,
     STRING,
@@ -334,6 +335,29 @@ def test_a_message_that_cannot_be_written_is_refused(tmp_path):
         BagWriter(tmp_path / "other", storage="rosbag1")
     with pytest.raises(ConfigError, match="needs storage 'mcap'"):
         BagWriter(tmp_path / "other", storage="sqlite3", compression="chunk")
+
+
+def test_bytes_between_fields_do_not_reach_the_bag(tmp_path):
+    """Fast CDR pads with whatever was in memory; equal messages must give equal recordings."""
+    header_type = message_type("std_msgs/msg/Header")
+    image = message_type("sensor_msgs/msg/Image")(
+        header=header_type(stamp=message_type("builtin_interfaces/msg/Time")(1, 2), frame_id="a"),
+        height=1,
+        width=3,
+        encoding="rgb8",
+        is_bigendian=0,
+        step=3,
+        data=np.array([1, 2, 3], np.uint8),
+    )
+    clean = serialize(image, "sensor_msgs/msg/Image")
+    padding = slice(18, 20)  # after encapsulation, stamp, and "a" with its length and its end
+    assert clean[padding] == b"\0\0"
+    dirty = clean[:18] + b"??" + clean[20:]
+    with BagWriter(tmp_path / "bag") as writer:
+        writer.write("/image", "sensor_msgs/msg/Image", dirty, 1)
+        writer.write("/image", "sensor_msgs/msg/Image", b"not an image", 2)
+    read = [m.raw for m in read_all(tmp_path / "bag")]
+    assert read == [clean, b"not an image"], "what cannot be parsed is recorded as it came"
 
 
 def test_what_was_recorded_before_an_error_stays_readable(tmp_path):
