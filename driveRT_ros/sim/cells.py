@@ -47,7 +47,6 @@ def draw_cell(seed: int, side: int, index: int, road: Road, style: Style) -> Cel
     """
     rng = stream(seed, CELL, side, index)
     site = _Site(rng, side, index, road)
-    # Road users start at s = 0, so nothing about the first cells differs from the others.
     junction = rng.random() < road.config.junction_share
     use = "junction" if junction else _draw_use(rng, style)
     verge = "asphalt"
@@ -129,32 +128,35 @@ def _kerbside(site: _Site, style: Style) -> None:
     if kind < 0.10 * style.roadworks:
         edge = road.kerb_m - 2.0
         if rng.random() < 0.65:
-            for ahead in np.arange(1.6, CELL_M - 1.0, rng.uniform(2.5, 3.2)):
+            for ahead in np.arange(1.6, CELL_M - 1.0, rng.uniform(2.7, 3.3)):
                 site.add("barrier", float(ahead), edge, np.pi / 2 + rng.normal(0, 0.04))
         else:
             for ahead in np.arange(1.0, CELL_M, rng.uniform(2.0, 4.5)):
                 site.add("traffic_cone", float(ahead) + rng.normal(0, 0.1), edge)
         return
     if kind < 0.10 * style.roadworks + 0.05 * style.parked:
-        site.add(str(rng.choice(("truck", "bus", "trailer"), p=(0.7, 0.15, 0.15))), 12.0,
-                 road.parking_m)
-        ends = (2.9, 21.1)
+        site.add("truck", 12.0, road.parking_m + 0.1)
+        ends: tuple[float, ...] = (2.9, 21.1)
     else:
         ends = (3.0, 9.0, 15.0, 21.0)
     for ahead in ends:
         if rng.random() < 0.58 * style.parked:
-            place = ahead + rng.uniform(-0.3, 0.3)
+            place = float(ahead + rng.uniform(-0.3, 0.3))
             if rng.random() < 0.05:
                 for step in (-1.2, 0.0, 1.2):
                     site.add("motorcycle", place + step, road.parking_m, 1.3 + rng.normal(0, 0.1))
             else:
                 backwards = np.pi if rng.random() < 0.06 else 0.0
-                site.add("car", place, road.parking_m + rng.uniform(-0.1, 0.15),
-                         backwards + rng.normal(0, 0.02))
+                site.add(
+                    "car",
+                    place,
+                    road.parking_m + rng.uniform(-0.1, 0.15),
+                    backwards + rng.normal(0, 0.02),
+                )
 
 
 def _furniture(site: _Site, style: Style) -> None:
-    rng, row = site.rng, site.road.kerb_m + 0.6
+    rng, row = site.rng, site.road.kerb_m + 0.8
     site.put(scenery.lamp(rng), 0.8, row)
     for ahead in (4.0, 8.0, 12.0, 16.0, 20.0):
         place, kind = ahead + rng.uniform(-1.0, 1.0), rng.random()
@@ -168,7 +170,7 @@ def _furniture(site: _Site, style: Style) -> None:
             kinds = (scenery.sign, scenery.bin_, scenery.bollards, scenery.cabinet)
             site.put(kinds[rng.integers(len(kinds))](rng), place, row)
         elif rest > 1.0 - 0.10 * style.pedestrians:
-            site.add("pedestrian", place, row + rng.uniform(0.1, 0.4), rng.uniform(-3.1, 3.1))
+            site.add("pedestrian", place, row + rng.uniform(0.0, 0.3), rng.uniform(-3.1, 3.1))
 
 
 def _building(site: _Site, style: Style) -> str:
@@ -190,15 +192,21 @@ def _green_strip(site: _Site, style: Style, depth: float) -> None:
     if rng.random() < 0.5 * style.vegetation:
         site.put(scenery.hedge(rng, rng.uniform(8.0, 20.0)), 12.0, site.road.frontage_m + 0.8)
     for _ in range(rng.poisson(1.5 * style.vegetation)):
-        site.put(scenery.bush(rng), rng.uniform(1.0, 23.0),
-                 site.road.frontage_m + rng.uniform(1.4, max(depth - 0.8, 1.5)))
+        site.put(
+            scenery.bush(rng),
+            rng.uniform(1.0, 23.0),
+            site.road.frontage_m + rng.uniform(1.4, max(depth - 0.8, 1.5)),
+        )
 
 
 def _park(site: _Site, style: Style) -> str:
     rng, edge = site.rng, site.road.frontage_m
     for _ in range(rng.poisson(5.0 * style.vegetation)):
-        site.put(scenery.tree(rng, crown_floor_m=1.6), rng.uniform(0.0, CELL_M),
-                 edge + rng.uniform(2.5, 30.0))
+        site.put(
+            scenery.tree(rng, crown_floor_m=1.6),
+            rng.uniform(0.0, CELL_M),
+            edge + rng.uniform(2.5, 30.0),
+        )
     for _ in range(rng.poisson(7.0 * style.vegetation)):
         site.put(scenery.bush(rng), rng.uniform(0.0, CELL_M), edge + rng.uniform(1.5, 22.0))
     if rng.random() < 0.35:
@@ -210,8 +218,11 @@ def _wall(site: _Site, style: Style) -> str:
     rng, edge = site.rng, site.road.frontage_m
     site.put(scenery.wall(rng, CELL_M - rng.uniform(0.5, 4.0)), 12.0, edge + 0.5)
     for _ in range(rng.poisson(3.0 * style.vegetation)):
-        site.put(scenery.tree(rng, crown_floor_m=1.4), rng.uniform(0.0, CELL_M),
-                 edge + rng.uniform(3.0, 10.0))
+        site.put(
+            scenery.tree(rng, crown_floor_m=1.4),
+            rng.uniform(0.0, CELL_M),
+            edge + rng.uniform(3.0, 10.0),
+        )
     site.put(scenery.building(rng, rng.uniform(9.0, 16.0), 10.0), 12.0, edge + 18.0)
     return "grass"
 
@@ -221,23 +232,31 @@ def _lot(site: _Site, style: Style) -> str:
     for row, turn in ((4.5, np.pi / 2), (16.0, -np.pi / 2)):
         for ahead in np.arange(1.6, CELL_M - 1.2, 2.7):
             if rng.random() < 0.6 * style.parked:
-                site.add("car", float(ahead), edge + row + rng.normal(0, 0.2),
-                         turn + np.pi * (rng.random() < 0.4) + rng.normal(0, 0.02))
+                site.add(
+                    "car",
+                    float(ahead),
+                    edge + row + rng.normal(0, 0.2),
+                    turn + np.pi * (rng.random() < 0.4) + rng.normal(0, 0.02),
+                )
     site.put(scenery.fence(rng, CELL_M), 12.0, edge + 21.0)
     return "asphalt"
 
 
 def _works(site: _Site, style: Style) -> str:
     rng, edge = site.rng, site.road.frontage_m
-    for ahead in np.arange(1.5, CELL_M - 1.0, 2.6):
+    for ahead in np.arange(1.5, CELL_M - 1.0, 2.75):
         site.add("barrier", float(ahead), edge + 0.6, np.pi / 2 + rng.normal(0, 0.05))
-    site.add("construction_vehicle", rng.uniform(6.0, 9.0), edge + rng.uniform(7.0, 10.0),
-             rng.uniform(-3.1, 3.1))
+    site.add(
+        "construction_vehicle",
+        rng.uniform(6.0, 9.0),
+        edge + rng.uniform(7.0, 10.0),
+        rng.uniform(-3.1, 3.1),
+    )
     if rng.random() < 0.6:
         kind = "trailer" if rng.random() < 0.7 else "construction_vehicle"
         site.add(kind, 15.0, edge + rng.uniform(17.0, 20.0), rng.normal(0, 0.2))
-    for _ in range(rng.poisson(3.0)):
-        site.add("traffic_cone", rng.uniform(1.0, 23.0), edge + rng.uniform(1.6, 2.6))
+    for ahead in rng.choice(np.arange(1.0, CELL_M, 1.5), min(rng.poisson(3.0), 8), replace=False):
+        site.add("traffic_cone", float(ahead), edge + rng.uniform(1.3, 1.9))
     site.put(scenery.heap(rng), rng.uniform(17.0, 20.0), edge + rng.uniform(6.0, 11.0))
     return "grass"
 

@@ -23,27 +23,30 @@ class LidarSensorConfig(Config):
         -30.6667, "Elevation of ring 0.", unit="deg", ge=-89.0, le=89.0
     )
     elevation_max_deg: float = param(
-        10.6667, "Elevation of the last ring; the others are equally spaced.", unit="deg",
-        ge=-89.0, le=89.0,
+        10.6667,
+        "Elevation of the last ring; the others are equally spaced.",
+        unit="deg",
+        ge=-89.0,
+        le=89.0,
     )
     frame_id: str = param("LIDAR_TOP", "Frame of the points.")
     translation_xyz: tuple[float, ...] = param(
-        (0.9437, 0.0, 1.8402), "Sensor in the ego frame (rear axle, ground).", unit="m",
+        (0.9437, 0.0, 1.8402),
+        "Sensor in the ego frame (rear axle, ground).",
+        unit="m",
         lengths=(3,),
     )
     pitch_rad: float = param(
         0.0242, "Forward axis tilts down by this.", unit="rad", ge=-0.2, le=0.2
     )
-    roll_rad: float = param(
-        0.0059, "Right side tilts down by this.", unit="rad", ge=-0.2, le=0.2
-    )
+    roll_rad: float = param(0.0059, "Right side tilts down by this.", unit="rad", ge=-0.2, le=0.2)
     max_range_m: float = param(103.0, "Nothing is seen beyond.", unit="m", ge=5.0, le=300.0)
-    range_noise_m: float = param(
-        0.02, "Standard deviation of a range.", unit="m", ge=0.0, le=1.0
-    )
+    range_noise_m: float = param(0.02, "Standard deviation of a range.", unit="m", ge=0.0, le=1.0)
     dropout: float = param(
-        1.0, "Scale of the detection loss with range, incidence and material; 0 loses none.",
-        ge=0.0, le=10.0,
+        1.0,
+        "Scale of the detection loss with range, incidence and material; 0 loses none.",
+        ge=0.0,
+        le=10.0,
     )
     clutter: float = param(
         0.0, "Share of firings that rain, fog or dust returns from nearby air.", ge=0.0, le=1.0
@@ -81,15 +84,17 @@ class RoadConfig(Config):
 class TrafficConfig(Config):
     """Who is on the road; densities of 1 resemble a busy town street, 0 leaves them out."""
 
-    ego_speed_mps: float = param(10.0, "Mean speed of the own vehicle.", unit="m/s", ge=0.0, le=40.0)
+    ego_speed_mps: float = param(9.0, "Mean speed of the own vehicle.", unit="m/s", ge=0.0, le=40.0)
     vehicles: float = param(1.0, "Density of moving vehicles.", ge=0.0, le=2.0)
     parked: float = param(1.0, "Density of parked vehicles.", ge=0.0, le=1.8)
     pedestrians: float = param(1.0, "Density of pedestrians.", ge=0.0, le=3.0)
     cyclists: float = param(1.0, "Density of bicycles and motorcycles.", ge=0.0, le=3.0)
     roadworks: float = param(1.0, "Density of barriers, cones and machines.", ge=0.0, le=5.0)
     spread: float = param(
-        0.4, "Log standard deviation by which a seed scales each density; 0 keeps them.",
-        ge=0.0, le=2.0,
+        0.4,
+        "Log standard deviation of the factor that a seed puts on each density; 0 is none.",
+        ge=0.0,
+        le=2.0,
     )
 
 

@@ -11,7 +11,6 @@ from driveRT_ros.sim.materials import INDEX
 from driveRT_ros.sim.raycast import Rays
 from driveRT_ros.sim.road import Road
 
-_MARKING_HALF_M = 0.08
 _FLAT = 0.09  # slopes of rays between which terrain may be met twice, or not at all
 _SAMPLES = 30
 

@@ -9,13 +9,15 @@ import numpy as np
 from driveRT_ros.core.frame import PointBatch
 from driveRT_ros.sim.config import LidarSensorConfig
 from driveRT_ros.sim.ground import cast_ground
-from driveRT_ros.sim.materials import INDEX, TABLE, respond
+from driveRT_ros.sim.materials import TABLE, respond
 from driveRT_ros.sim.raycast import Rays, cast, cosines
-from driveRT_ros.sim.solids import BOX, WEDGE, join, solid
+from driveRT_ros.sim.solids import BOX, NOBODY, WEDGE, join, solid
 from driveRT_ros.sim.world import World
 
 _MIN_RANGE_M = 0.35
 _AZIMUTH_NOISE_RAD = 2e-4
+_EMPTY_INTENSITY = 10.0  # what real clouds hold, constant over a ring, where nothing answered
+_HAZE_DEPTH_M, _HAZE_INTENSITY = 6.0, 2.0
 
 # The own vehicle below the sensor, in the LiDAR frame, fitted to where real sweeps see it: the
 # share of each ring between 0.5 and 2.5 m (0.82 of ring 0 falling to 0.48 of ring 4 and 0.05 of
@@ -73,8 +75,9 @@ class Lidar:
         self.world, self.config = world, world.config.lidar
         self.T_ego_lidar = T_ego_lidar(self.config)
         self.elevations = np.radians(
-            np.linspace(self.config.elevation_min_deg, self.config.elevation_max_deg,
-                        self.config.num_beams)
+            np.linspace(
+                self.config.elevation_min_deg, self.config.elevation_max_deg, self.config.num_beams
+            )
         )
 
     def sweep(self, index: int, rng: np.random.Generator) -> Sweep:
@@ -88,11 +91,12 @@ class Lidar:
         stamp_ns = world.config.stamp_ns(index)
         time_s = (stamp_ns - world.config.start_time_ns) * 1e-9
         local = self._directions(rng)
-        lag = (1.0 - np.arange(1, config.num_azimuths + 1) / config.num_azimuths)
+        lag = 1.0 - np.arange(1, config.num_azimuths + 1) / config.num_azimuths  # last column: 0
         poses = world.T_world_ego(time_s - lag / world.config.rate_hz) @ self.T_ego_lidar
         rays = Rays(poses[:, :3, 3], np.einsum("wij,wbj->wbi", poses[:, :3, :3], local))
         seen = self._look(rays, local, time_s, rng)
-        return self._report(seen, rays, poses, local, stamp_ns, time_s, rng)
+        measured, intensity, owner = self._measure(seen, rng)
+        return self._report(measured, intensity, owner, poses, local, stamp_ns)
 
     def _directions(self, rng: np.random.Generator) -> np.ndarray:
         """Return (W, B, 3) unit vectors in the LiDAR frame at each column's own moment."""
@@ -103,13 +107,16 @@ class Lidar:
         x, y = np.cos(azimuth)[:, None] * flat, np.sin(azimuth)[:, None] * flat
         return np.stack([x, y, np.broadcast_to(up, x.shape)], axis=-1)
 
-    def _look(self, rays: Rays, local: np.ndarray, time_s: float, rng) -> dict[str, np.ndarray]:
+    def _look(
+        self, rays: Rays, local: np.ndarray, time_s: float, rng: np.random.Generator
+    ) -> dict[str, np.ndarray]:
         """Return what each ray meets first: range, material, cosine, gain, owner."""
         config, world = self.config, self.world
         bodies = world.at(time_s).bodies
         hits = cast(rays, bodies, config.max_range_m, rng)
-        ground = cast_ground(rays, world.road, float(world.ego_s(time_s)), world.surface,
-                             config.max_range_m)
+        ground = cast_ground(
+            rays, world.road, float(world.ego_s(time_s)), world.surface, config.max_range_m
+        )
         on_body = hits.range_m < ground.range_m
         rows = np.nonzero(on_body)[0]
         which = hits.body[rows]
@@ -118,7 +125,7 @@ class Lidar:
             "material": ground.material.astype(np.int64),
             "cosine": ground.cosine.copy(),
             "gain": np.ones(len(on_body)),
-            "owner": np.full(len(on_body), -1, np.int64),
+            "owner": np.full(len(on_body), NOBODY, np.int64),
         }
         seen["material"][rows] = bodies["material"][which]
         seen["gain"][rows] = bodies["gain"][which]
@@ -128,56 +135,72 @@ class Lidar:
             self._own_vehicle(seen, local, rng)
         return seen
 
-    def _own_vehicle(self, seen: dict[str, np.ndarray], local: np.ndarray, rng) -> None:
+    def _own_vehicle(
+        self, seen: dict[str, np.ndarray], local: np.ndarray, rng: np.random.Generator
+    ) -> None:
         rays = Rays(np.zeros((len(local), 3)), local)
         hits = cast(rays, _OWN_VEHICLE, self.config.max_range_m, rng)
         rows = np.nonzero(hits.range_m < seen["range"])[0]
         which = hits.body[rows]
-        seen["range"][rows], seen["owner"][rows], seen["gain"][rows] = hits.range_m[rows], -1, 1.0
+        seen["range"][rows], seen["owner"][rows] = hits.range_m[rows], NOBODY
+        seen["gain"][rows] = 1.0
         seen["material"][rows] = _OWN_VEHICLE["material"][which]
         seen["cosine"][rows] = cosines(rays, _OWN_VEHICLE, rows, which, hits.range_m[rows])
 
-    def _report(self, seen, rays, poses, local, stamp_ns, time_s, rng) -> Sweep:
+    def _measure(
+        self, seen: dict[str, np.ndarray], rng: np.random.Generator
+    ) -> tuple[np.ndarray, ...]:
+        """Return measured range (0 where nothing answers), intensity and owner of every firing."""
         config = self.config
-        columns, beams = rays.shape
-        range_m, owner = seen["range"], seen["owner"]
-        met = np.isfinite(range_m)
-        distance = np.where(met, range_m, 1e3)
-        found, intensity = respond(seen["material"], seen["gain"], seen["cosine"], distance,
-                                   config.dropout, rng)
-        returned = met & found & (range_m > _MIN_RANGE_M)
-        rough = TABLE[seen["material"], 5]
-        noise = np.hypot(config.range_noise_m, rough) * rng.standard_normal(len(range_m))
-        measured = np.where(returned, range_m + noise, 0.0)
-        if config.clutter > 0.0:
-            air = rng.random(len(range_m)) < config.clutter
-            near = _MIN_RANGE_M + rng.exponential(6.0, len(range_m))
-            air &= near < np.where(returned, range_m, config.max_range_m)
-            measured, owner = np.where(air, near, measured), np.where(air, -1, owner)
-            intensity, returned = np.where(air, 2.0, intensity), returned | air
-        # From the sensor at the moment of firing to the sensor at the stamp; a firing without
-        # return has range 0 and so lands where the sensor was.
-        T_stamp_world = np.linalg.inv(self._T_world_lidar(time_s))
-        moved = T_stamp_world @ poses
-        flat = (local * measured.reshape(columns, beams, 1))
-        xyz = np.einsum("wij,wbj->wbi", moved[:, :3, :3], flat) + moved[:, None, :3, 3]
-        ring = np.tile(np.arange(beams, dtype=np.int32), columns)
+        true = seen["range"]
+        met = np.isfinite(true)
+        found, intensity = respond(
+            seen["material"],
+            seen["gain"],
+            seen["cosine"],
+            np.where(met, true, config.max_range_m),
+            config.dropout,
+            self.world.style.brightness,
+            rng,
+        )
+        returned = met & found & (true > _MIN_RANGE_M)
+        spread = np.hypot(config.range_noise_m, TABLE[seen["material"], 5])
+        measured = np.where(returned, true, 0.0)
+        measured += returned * spread * rng.standard_normal(len(true))
+        owner = np.where(returned, seen["owner"], NOBODY)
         intensity = np.where(returned, intensity, _EMPTY_INTENSITY)
-        owner = np.where(returned, owner, -1)
-        keep = returned | config.keep_no_returns
+        if config.clutter > 0.0:
+            near = _MIN_RANGE_M + rng.exponential(_HAZE_DEPTH_M, len(true))
+            air = (rng.random(len(true)) < config.clutter) & (near < true)
+            measured, owner = np.where(air, near, measured), np.where(air, NOBODY, owner)
+            intensity = np.where(air, _HAZE_INTENSITY, intensity)
+        return measured, intensity, owner
+
+    def _report(
+        self,
+        measured: np.ndarray,
+        intensity: np.ndarray,
+        owner: np.ndarray,
+        poses: np.ndarray,
+        local: np.ndarray,
+        stamp_ns: int,
+    ) -> Sweep:
+        """Return the cloud in the sensor's frame at the stamp.
+
+        A firing without return has range 0 and so lands where the sensor was when it fired.
+        """
+        columns, beams = local.shape[:2]
+        moved = np.linalg.inv(poses[-1]) @ poses
+        xyz = np.einsum("wij,wbj->wbi", moved[:, :3, :3], local * measured.reshape(columns, -1, 1))
+        xyz = (xyz + moved[:, None, :3, 3]).reshape(-1, 3)
+        returned = measured > 0.0
+        keep = returned | self.config.keep_no_returns
         points = PointBatch(
-            xyz=xyz.reshape(-1, 3)[keep].astype(np.float32),
+            xyz=xyz[keep].astype(np.float32),
             intensity=intensity[keep].astype(np.float32),
             time_lag_s=np.zeros(int(keep.sum()), np.float32),
-            ring=ring[keep],
+            ring=np.tile(np.arange(beams, dtype=np.int32), columns)[keep],
             stamp_ns=stamp_ns,
-            frame_id=config.frame_id,
+            frame_id=self.config.frame_id,
         )
         return Sweep(points, owner[keep], returned[keep])
-
-    def _T_world_lidar(self, time_s: float) -> np.ndarray:  # noqa: N802 - a transform's name
-        return self.world.T_world_ego(np.array([time_s]))[0] @ self.T_ego_lidar
-
-
-_EMPTY_INTENSITY = 10.0
-assert set(INDEX) >= {"own_paint"}

@@ -34,22 +34,22 @@ class Material(NamedTuple):
 
 
 MATERIALS: dict[str, Material] = {
-    "asphalt": Material(9.5, 0.60, 0.6, 0.13, 0.004, 0.003),
-    "marking": Material(38.0, 0.35, 0.4, 0.40, 0.004, 0.003),
-    "pavement": Material(24.0, 0.50, 0.6, 0.28, 0.004, 0.004),
-    "grass": Material(21.0, 0.50, 0.3, 0.30, 0.004, 0.04),
-    "concrete": Material(24.0, 0.55, 0.8, 0.35, 0.004, 0.006),
-    "brick": Material(17.0, 0.60, 0.8, 0.25, 0.004, 0.01),
-    "glass": Material(7.0, 0.90, 2.0, 0.10, 0.45, 0.0),
-    "leaves": Material(22.0, 0.55, 0.3, 0.35, 0.01, 0.02),
-    "bark": Material(18.0, 0.50, 0.7, 0.25, 0.004, 0.01),
-    "metal": Material(22.0, 0.80, 0.9, 0.30, 0.02, 0.002),
-    "paint": Material(16.0, 0.95, 0.9, 0.25, 0.03, 0.002),
+    "asphalt": Material(10.5, 0.60, 0.6, 0.13, 0.004, 0.003),
+    "marking": Material(40.0, 0.35, 0.4, 0.40, 0.004, 0.003),
+    "pavement": Material(31.0, 0.50, 0.6, 0.28, 0.004, 0.004),
+    "grass": Material(26.0, 0.50, 0.3, 0.30, 0.004, 0.04),
+    "concrete": Material(32.0, 0.55, 0.8, 0.35, 0.004, 0.006),
+    "brick": Material(24.0, 0.60, 0.8, 0.25, 0.004, 0.01),
+    "glass": Material(7.0, 0.90, 2.0, 0.10, 0.60, 0.0),
+    "leaves": Material(29.0, 0.55, 0.3, 0.35, 0.01, 0.02),
+    "bark": Material(22.0, 0.50, 0.7, 0.25, 0.004, 0.01),
+    "metal": Material(26.0, 0.80, 0.9, 0.30, 0.02, 0.002),
+    "paint": Material(19.0, 0.95, 1.1, 0.22, 0.12, 0.002),
     "rubber": Material(5.0, 0.60, 0.7, 0.08, 0.03, 0.004),
-    "cloth": Material(23.0, 0.75, 0.5, 0.30, 0.01, 0.01),
+    "cloth": Material(30.0, 0.75, 0.5, 0.30, 0.01, 0.01),
     "plastic": Material(15.0, 0.70, 0.7, 0.25, 0.01, 0.003),
-    "retro": Material(105.0, 0.45, 0.0, 1.00, 0.0, 0.002),
-    "wood": Material(20.0, 0.50, 0.7, 0.30, 0.004, 0.006),
+    "retro": Material(78.0, 0.32, 0.0, 1.00, 0.0, 0.002),
+    "wood": Material(26.0, 0.50, 0.7, 0.30, 0.004, 0.006),
     "own_paint": Material(18.0, 0.75, 0.3, 0.25, 0.0, 0.005),
 }
 NAMES = tuple(MATERIALS)
@@ -64,13 +64,14 @@ def respond(
     cosine: np.ndarray,
     range_m: np.ndarray,
     dropout: float,
+    brightness: float,
     rng: np.random.Generator,
 ) -> tuple[np.ndarray, np.ndarray]:
     """Draw which firings return, and how brightly.
 
-    The received power falls with the square of the range and with the cosine of incidence; a
-    return is found with probability P / (P + P0)**, a smooth step around the power that a grey
-    surface (20 %) gives face-on at 90 m.
+    The received power P falls with the square of the range and with the cosine of incidence; a
+    return is found with probability P^1.5 / (P^1.5 + P0^1.5), a smooth step around the power P0
+    that a grey surface (20 %) gives face-on at 90 m.
 
     Args:
         material: (N,) index into ``NAMES``.
@@ -78,6 +79,7 @@ def respond(
         cosine: (N,) cosine of incidence, 0..1.
         range_m: (N,) metres.
         dropout: Scale of the losses; 0 loses none.
+        brightness: Scale of every intensity, the sensor's own.
         rng: Stream of the sweep.
 
     Returns:
@@ -88,7 +90,11 @@ def respond(
     power = reflectivity * gain * shape * (90.0 / np.maximum(range_m, 1.0)) ** 2 / 0.2
     missed = np.clip(loss + (1.0 - loss) / (1.0 + power**1.5), 0.0, 1.0)
     found = rng.random(len(material)) >= missed * dropout
-    bright = intensity * gain * (0.45 + 0.55 * shape) * np.exp(
-        spread * rng.standard_normal(len(material))
+    bright = (
+        brightness
+        * intensity
+        * gain
+        * (0.45 + 0.55 * shape)
+        * np.exp(spread * rng.standard_normal(len(material)))
     )
     return found, np.clip(np.round(bright), 0.0, 255.0)

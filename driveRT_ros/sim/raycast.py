@@ -73,40 +73,116 @@ def candidate_pairs(
     rays: Rays, bodies: np.ndarray, max_range_m: float
 ) -> tuple[np.ndarray, np.ndarray]:
     """Return flat ray and body indices of all pairs that may meet; none that meet is left out."""
-    columns, beams = rays.shape
-    middle = rays.directions[:, beams // 2, :2]
-    ux, uy = (middle / np.linalg.norm(middle, axis=1, keepdims=True)).T
+    beams = rays.shape[1]
     radius = np.hypot(bodies["half"][:, 0], bodies["half"][:, 1])
-    near = np.linalg.norm(bodies["centre"][:, :2] - rays.origins[:, :2].mean(0), axis=1)
-    rows = np.nonzero(near - radius < max_range_m)[0]
-    centre, radius = bodies["centre"][rows], radius[rows]
-    dx = centre[:, 0, None] - rays.origins[None, :, 0]
-    dy = centre[:, 1, None] - rays.origins[None, :, 1]
-    along = dx * ux + dy * uy
-    # A tilted sensor bends a column by a little: the worst beam's turn from the middle one.
-    bend = _largest_turn(rays, ux, uy)
-    reach = radius[:, None] + bend * np.hypot(dx, dy)
-    which, column = np.nonzero((np.abs(dx * uy - dy * ux) <= reach) & (along >= -reach))
-    # Elevation: the body's top and floor against the slope of the beams of that column.
-    rise = rays.directions[..., 2] / np.linalg.norm(rays.directions[..., :2], axis=2)
-    distance = np.hypot(dx[which, column], dy[which, column])
-    first = np.maximum(distance - radius[which], 1e-2)
-    last = distance + radius[which]
-    up = centre[which, 2] + bodies["half"][rows[which], 2] - rays.origins[column, 2]
-    low = centre[which, 2] - bodies["half"][rows[which], 2] - rays.origins[column, 2]
-    slope_high = np.maximum(up / first, up / last)
-    slope_low = np.minimum(low / first, low / last)
-    begin = (rise[column] < slope_low[:, None]).sum(1)
-    count = np.maximum((rise[column] <= slope_high[:, None]).sum(1) - begin, 0)
-    pair = np.repeat(np.arange(len(which)), count)
-    beam = np.arange(len(pair)) - np.repeat(np.cumsum(count) - count, count) + begin[pair]
-    return column[pair] * beams + beam, rows[which[pair]]
+    away = np.linalg.norm(bodies["centre"][:, :2] - rays.origins[:, :2].mean(0), axis=1)
+    rows = np.nonzero(away - radius < max_range_m)[0]
+    fan = _Fan.of(rays)
+    column, which = fan.columns_towards(bodies["centre"][rows], radius[rows])
+    begin, count = fan.beams_between(column, bodies[rows], radius[rows], which)
+    pair, step = _ragged(count)
+    return column[pair] * beams + begin[pair] + step, rows[which[pair]]
 
 
-def _largest_turn(rays: Rays, ux: np.ndarray, uy: np.ndarray) -> float:
-    flat = rays.directions[..., :2]
-    across = flat[..., 0] * uy[:, None] - flat[..., 1] * ux[:, None]
-    return float(np.max(np.abs(across) / np.linalg.norm(flat, axis=2))) + 1e-9
+def _ragged(count: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Return group and place in the group of the members of groups of ``count`` members each."""
+    group = np.repeat(np.arange(len(count)), count)
+    return group, np.arange(len(group)) - np.repeat(np.cumsum(count) - count, count)
+
+
+@dataclass(frozen=True)
+class _Fan:
+    """Columns by bearing and beams by elevation, with bounds on how a tilt bends both.
+
+    Args:
+        rays: The rays.
+        middle: (2,) mean position of the sensor.
+        travel: Farthest that a column starts from it.
+        flat: (2, W) horizontal unit vector of each column.
+        turned: (W,) radians turned clockwise since the first column, growing.
+        first: Bearing of the first column.
+        bend: Largest |sin| of the angle in plan between a beam and its column.
+        elevation: (B,) mean elevation of each beam, growing.
+        lift_low, lift_high: (W,) bounds of a column's elevations against those means.
+    """
+
+    rays: Rays
+    middle: np.ndarray
+    travel: float
+    flat: np.ndarray
+    turned: np.ndarray
+    first: float
+    bend: float
+    elevation: np.ndarray
+    lift_low: np.ndarray
+    lift_high: np.ndarray
+
+    @staticmethod
+    def of(rays: Rays) -> _Fan:
+        plan = rays.directions[..., :2]
+        length = np.linalg.norm(plan, axis=2)
+        flat = plan[:, rays.shape[1] // 2] / length[:, rays.shape[1] // 2, None]
+        across = plan[..., 0] * flat[:, None, 1] - plan[..., 1] * flat[:, None, 0]
+        bearing = np.unwrap(np.arctan2(flat[:, 1], flat[:, 0]))
+        elevation = np.arctan2(rays.directions[..., 2], length)
+        mean = elevation.mean(0)
+        middle = rays.origins[:, :2].mean(0)
+        return _Fan(
+            rays=rays,
+            middle=middle,
+            travel=float(np.linalg.norm(rays.origins[:, :2] - middle, axis=1).max()),
+            flat=flat.T,
+            turned=np.maximum.accumulate(bearing[0] - bearing),
+            first=float(bearing[0]),
+            bend=float(np.max(np.abs(across) / length)) + 1e-9,
+            elevation=mean,
+            lift_low=(elevation - mean).min(1) - 1e-9,
+            lift_high=(elevation - mean).max(1) + 1e-9,
+        )
+
+    def columns_towards(
+        self, centre: np.ndarray, radius: np.ndarray
+    ) -> tuple[np.ndarray, np.ndarray]:
+        """Return columns and bodies (P,) where a column may touch a body's circle in plan."""
+        towards = centre[:, :2] - self.middle
+        distance = np.linalg.norm(towards, axis=1)
+        sine = (radius + self.travel) / np.maximum(distance, 1e-9)
+        # asin grows faster than its argument near 1: close bodies are given every column
+        half = np.where(sine < 0.95, np.arcsin(np.minimum(sine, 0.95)), np.pi)
+        half = np.minimum(half + np.arcsin(min(self.bend, 1.0)) + 0.02, np.pi)
+        angle = np.mod(self.first - np.arctan2(towards[:, 1], towards[:, 0]), 2.0 * np.pi)
+        starts, counts = [], []
+        for turns in (-1, 0, 1):
+            low = angle + 2.0 * np.pi * turns - half
+            high = np.where(half >= np.pi, low + 2.0 * np.pi - 1e-12, low + 2.0 * half)
+            begin = np.searchsorted(self.turned, low, "left")
+            end = np.searchsorted(self.turned, high, "right")
+            starts.append(begin)
+            counts.append(np.maximum(end - begin, 0))
+        group, step = _ragged(np.concatenate(counts))
+        column = np.concatenate(starts)[group] + step
+        which = group % len(centre)
+        ux, uy = self.flat[:, column]
+        dx, dy = (centre[which, :2] - self.rays.origins[column, :2]).T
+        reach = radius[which] + self.bend * np.hypot(dx, dy)
+        keep = (np.abs(dx * uy - dy * ux) <= reach) & (dx * ux + dy * uy >= -reach)
+        return column[keep], which[keep]
+
+    def beams_between(
+        self, column: np.ndarray, bodies: np.ndarray, radius: np.ndarray, which: np.ndarray
+    ) -> tuple[np.ndarray, np.ndarray]:
+        """Return the first beam, and how many, that may pass between a body's floor and top."""
+        centre, half = bodies["centre"][which], bodies["half"][which, 2]
+        origin = self.rays.origins[column]
+        distance = np.hypot(centre[:, 0] - origin[:, 0], centre[:, 1] - origin[:, 1])
+        near = np.maximum(distance - radius[which], 1e-2)
+        far = distance + radius[which]
+        top = centre[:, 2] + half - origin[:, 2]
+        floor = centre[:, 2] - half - origin[:, 2]
+        high = np.arctan(np.maximum(top / near, top / far)) - self.lift_low[column]
+        low = np.arctan(np.minimum(floor / near, floor / far)) - self.lift_high[column]
+        begin = np.searchsorted(self.elevation, low, "left")
+        return begin, np.maximum(np.searchsorted(self.elevation, high, "right") - begin, 0)
 
 
 def _own_frame(rays: Rays, bodies: np.ndarray, ray: np.ndarray, which: np.ndarray):

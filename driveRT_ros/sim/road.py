@@ -30,11 +30,9 @@ class Road:
         self.lanes = self.config.lanes_per_direction or int(rng.integers(1, 3))
         end = config.duration_s * config.traffic.ego_speed_mps * 1.3 + _MARGIN_M
         s = np.arange(_START_S, end, _STEP_M)
-        heading = rng.uniform(-np.pi, np.pi) + _waves(
-            s, rng, self.config.max_heading_rad
-        )
+        heading = rng.uniform(-np.pi, np.pi) + _waves(s, rng, self.config.max_heading_rad)
         x, y = np.cumsum(np.cos(heading)) * _STEP_M, np.cumsum(np.sin(heading)) * _STEP_M
-        self._table = np.stack([x, y, np.cos(heading), np.sin(heading), heading])
+        self._table = np.stack([x, y, np.cos(heading), np.sin(heading), heading], axis=1)
         self._terrain = Terrain.draw(rng, self.config.max_slope)
 
     @property
@@ -49,8 +47,8 @@ class Road:
 
     @property
     def bike_lane_m(self) -> float:
-        """Distance from the centre line to the middle of the bicycle lane."""
-        return self.lane_edge_m + _BIKE_LANE_M / 2
+        """Distance from the centre line to where cyclists ride, away from the parked cars."""
+        return self.lane_edge_m + 0.43 * _BIKE_LANE_M
 
     @property
     def kerb_m(self) -> float:
@@ -66,20 +64,21 @@ class Road:
         """Return the distance of a lane's middle from the centre line, lane 0 the innermost."""
         return (lane + 0.5) * self.config.lane_width_m
 
-    def _lookup(self, s: np.ndarray) -> np.ndarray:
-        where = np.clip((s - _START_S) / _STEP_M, 0.0, self._table.shape[1] - 1.001)
+    def _lookup(self, s: np.ndarray | np.float64) -> np.ndarray:
+        where = np.clip((s - _START_S) / _STEP_M, 0.0, len(self._table) - 1.001)
         low = where.astype(np.int64)
-        part = where - low
-        return self._table[:, low] * (1.0 - part) + self._table[:, low + 1] * part
+        part = (where - low)[..., None]
+        before = self._table[low]
+        return np.moveaxis(before + (self._table[low + 1] - before) * part, -1, 0)
 
-    def place(self, s: np.ndarray, d: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    def place(
+        self, s: np.ndarray | float, d: np.ndarray | float
+    ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
         """Return world x, y and the heading of the road at road coordinates (any shape)."""
         x, y, _, _, heading = self._lookup(np.asarray(s, dtype=np.float64))
         return x - d * np.sin(heading), y + d * np.cos(heading), heading
 
-    def locate(
-        self, x: np.ndarray, y: np.ndarray, s_guess: float
-    ) -> tuple[np.ndarray, np.ndarray]:
+    def locate(self, x: np.ndarray, y: np.ndarray, s_guess: float) -> tuple[np.ndarray, np.ndarray]:
         """Return road coordinates s, d of world points near ``s_guess`` by foot-point iteration."""
         cx, cy, cos, sin, _ = self._lookup(np.float64(s_guess))
         s = s_guess + (x - cx) * cos + (y - cy) * sin
@@ -113,9 +112,7 @@ class Terrain:
         towards = rng.uniform(0.0, 2.0 * np.pi, 3)
         vectors = np.stack([np.cos(towards), np.sin(towards)], 1) * (2 * np.pi / lengths)[:, None]
         share = max_slope * np.array([0.2, 0.35, 0.45])
-        return Terrain(
-            vectors, rng.uniform(0.0, 2.0 * np.pi, 3), share * lengths / (2.0 * np.pi)
-        )
+        return Terrain(vectors, rng.uniform(0.0, 2.0 * np.pi, 3), share * lengths / (2.0 * np.pi))
 
     def _phase(self, k: int, x: np.ndarray, y: np.ndarray) -> np.ndarray:
         return self.vectors[k, 0] * x + self.vectors[k, 1] * y + self.phases[k]

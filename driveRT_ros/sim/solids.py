@@ -89,3 +89,8 @@ def placed(
     if owner is not None:
         out["owner"] = owner
     return out
+
+
+def draw_gain(rng: np.random.Generator, spread: float = 0.45) -> float:
+    """Draw how bright one object is against its material: log-normal, at most two deviations."""
+    return float(np.exp(np.clip(rng.standard_normal(), -2, 2) * spread))

@@ -1,4 +1,4 @@
-"""How crowded, green and built-up one scene is: the configured densities, varied by the seed."""
+"""How crowded, green, built-up and bright one scene is: the configuration, varied by the seed."""
 
 from __future__ import annotations
 
@@ -12,7 +12,11 @@ from driveRT_ros.sim.streams import STYLE, stream
 
 @dataclass(frozen=True)
 class Style:
-    """Densities of one scene; 1 is a busy town street."""
+    """Densities of one scene, where 1 is a busy town street, and the sensor's brightness.
+
+    Median intensities of four real recordings were 11, 12, 18 and 21 although their streets
+    resemble each other; ``brightness`` is that difference.
+    """
 
     vehicles: float
     parked: float
@@ -22,6 +26,7 @@ class Style:
     buildings: float
     vegetation: float
     street_furniture: float
+    brightness: float
 
     @staticmethod
     def draw(config: SimConfig) -> Style:
@@ -39,4 +44,6 @@ class Style:
             "street_furniture": scenery.street_furniture,
         }
         factors = np.exp(traffic.spread * np.clip(rng.standard_normal(len(mean)), -2, 2))
-        return Style(**{name: float(mean[name] * f) for name, f in zip(mean, factors, strict=True)})
+        densities = {name: float(mean[name] * f) for name, f in zip(mean, factors, strict=True)}
+        brightness = np.exp(0.6 * traffic.spread * np.clip(rng.standard_normal(), -2, 2))
+        return Style(**densities, brightness=float(brightness))

@@ -18,7 +18,7 @@ from driveRT_ros.sim.solids import join, placed
 from driveRT_ros.sim.streams import EGO, FLOW, SLOT, stream
 from driveRT_ros.sim.style import Style
 
-_VEHICLE_SLOT_M, _CYCLE_SLOT_M, _WALKER_SLOT_M = 30.0, 26.0, 9.0
+_VEHICLE_SLOT_M, _CYCLE_SLOT_M, _WALKER_SLOT_M = 30.0, 26.0, 6.5
 
 
 @dataclass(frozen=True)
@@ -99,9 +99,7 @@ class Traffic:
         ego_lane: Lane of the own vehicle.
     """
 
-    def __init__(
-        self, seed: int, road: Road, style: Style, ego: Progress, ego_lane: int
-    ) -> None:
+    def __init__(self, seed: int, road: Road, style: Style, ego: Progress, ego_lane: int) -> None:
         self._seed, self._road = seed, road
         self.flows = tuple(_flows(seed, road, style, ego, ego_lane))
         self._riders = cache(self._draw_slot)
@@ -120,22 +118,31 @@ class Traffic:
                     s = slot * flow.slot_m + moved + rider.ahead_m
                     actor = self._place(flow, rider, s, speed)
                     actors.append(actor)
-                    bodies.append(placed(rider.bodies, actor.x, actor.y, actor.z, actor.yaw,
-                                         actor.track_id))
+                    bodies.append(
+                        placed(rider.bodies, actor.x, actor.y, actor.z, actor.yaw, actor.track_id)
+                    )
         return actors, join(bodies)
 
     def _place(self, flow: Flow, rider: Rider, s: float, speed: float) -> Actor:
         d = flow.offset_m + rider.aside_m
-        x, y, heading = self._road.place(np.float64(s), d)
-        before, after = (self._road.place(np.float64(s + step), 0.0)[2] for step in (-1.0, 1.0))
-        stretch = 1.0 - (after - before) / 2.0 * d  # the inside of a bend is shorter
+        xs, ys, headings = self._road.place(s + np.array([0.0, -1.0, 1.0]), d)
+        x, y, heading = xs[0], ys[0], headings[0]
+        stretch = 1.0 - (headings[2] - headings[1]) / 2.0 * d  # a bend is shorter inside
         along = flow.direction * speed * stretch
         on_pavement = abs(d) > self._road.kerb_m
         z = float(self._road.height(x, y)) + self._road.config.kerb_height_m * on_pavement
         yaw = float(heading) + (np.pi if flow.direction < 0 else 0.0)
         velocity = (float(along * np.cos(heading)), float(along * np.sin(heading)))
-        return Actor(rider.track_id, label_of(rider.name), rider.size_lwh, float(x), float(y), z,
-                     yaw, velocity)
+        return Actor(
+            rider.track_id,
+            label_of(rider.name),
+            rider.size_lwh,
+            float(x),
+            float(y),
+            z,
+            yaw,
+            velocity,
+        )
 
     def _draw_slot(self, flow: Flow, slot: int) -> tuple[Rider, ...]:
         rng = stream(self._seed, SLOT, flow.number, slot)
@@ -159,19 +166,41 @@ def _flows(seed, road, style, ego, ego_lane):
             own = direction == 1 and lane == ego_lane
             pace = 2.0 if rng.random() < 0.12 else ego.speed_mps * rng.uniform(0.6, 1.25)
             progress = ego if own else Progress.draw(pace, rng)
-            yield Flow(number, "vehicle", -direction * road.lane_centre_m(lane), direction,
-                       _VEHICLE_SLOT_M, style.vehicles, progress, own)
+            yield Flow(
+                number,
+                "vehicle",
+                -direction * road.lane_centre_m(lane),
+                direction,
+                _VEHICLE_SLOT_M,
+                style.vehicles,
+                progress,
+                own,
+            )
             number += 1
-        yield Flow(number, "cycle", -direction * road.bike_lane_m, direction, _CYCLE_SLOT_M,
-                   style.cyclists, Progress.draw(rng.uniform(3.5, 5.5), rng))
+        yield Flow(
+            number,
+            "cycle",
+            -direction * road.bike_lane_m,
+            direction,
+            _CYCLE_SLOT_M,
+            style.cyclists,
+            Progress.draw(rng.uniform(3.5, 5.5), rng),
+        )
         number += 1
     walk = road.config.sidewalk_width_m - 1.4  # what the furniture leaves
     for side in (1, -1):
-        for row in range(3):
-            offset = side * (road.kerb_m + 1.5 + (row + 0.5) / 3 * (walk - 0.3))
+        for row in range(2):
+            offset = side * (road.kerb_m + 1.5 + (row + 0.5) / 2 * (walk - 0.3))
             direction = 1 if (row + side) % 2 else -1
-            yield Flow(number, "walker", offset, direction, _WALKER_SLOT_M, style.pedestrians,
-                       Progress.draw(rng.uniform(1.0, 1.6), rng, swing=0.1))
+            yield Flow(
+                number,
+                "walker",
+                offset,
+                direction,
+                _WALKER_SLOT_M,
+                style.pedestrians,
+                Progress.draw(rng.uniform(1.0, 1.6), rng, swing=0.1),
+            )
             number += 1
 
 
@@ -180,10 +209,10 @@ def _vehicles(rng, density):
     aside = float(rng.uniform(-0.25, 0.25))
     kind, share = rng.random(), min(0.48 * density, 0.95)
     if kind < 0.05 * min(density, 1.0):
-        yield "bus", 0.0, aside
+        yield "bus", 0.0, 0.0
     elif kind < 0.08 * min(density, 1.0):
-        yield "truck", 7.0, aside
-        yield "trailer", -4.5, aside
+        yield "truck", 7.6, 0.0
+        yield "trailer", -4.6, 0.0
     else:
         for ahead in (7.5, -7.5):
             if rng.random() < share:
@@ -194,11 +223,14 @@ def _vehicles(rng, density):
 def _cycles(rng, density):
     if rng.random() < 0.14 * density:
         name = "bicycle" if rng.random() < 0.75 else "motorcycle"
-        yield name, float(rng.uniform(-8.0, 8.0)), float(rng.uniform(-0.2, 0.2))
+        yield name, float(rng.uniform(-8.0, 8.0)), float(rng.uniform(-0.15, 0.15))
 
 
 def _walkers(rng, density):
-    for ahead in (-2.5, 2.5):
+    for ahead in (-1.6, 1.6):
         if rng.random() < 0.20 * density:
-            yield "pedestrian", ahead + float(rng.uniform(-1.8, 1.8)), float(
-                rng.uniform(-0.12, 0.12))
+            yield (
+                "pedestrian",
+                ahead + float(rng.uniform(-1.0, 1.0)),
+                float(rng.uniform(-0.12, 0.12)),
+            )

@@ -49,6 +49,7 @@ class World:
         self.ego = ego_progress(config.seed, config.traffic.ego_speed_mps)
         self.ego_offset_m = -self.road.lane_centre_m(0)
         self.traffic = Traffic(config.seed, self.road, self.style, self.ego, ego_lane=0)
+        self._latest: Snapshot | None = None
         self.cell = lru_cache(maxsize=256)(self._draw_cell)
         self.reach_m = config.lidar.max_range_m + 20.0
 
@@ -65,11 +66,12 @@ class World:
         The origin is the middle of the rear axle on the ground; the axes are x forward, y left,
         z up, tilted with the terrain.
         """
-        s = self.ego_s(np.asarray(time_s, dtype=np.float64))
+        s = np.asarray(self.ego_s(np.asarray(time_s, dtype=np.float64)))
         x, y, heading = self.road.place(s, self.ego_offset_m)
         gx, gy = self.road.gradient(x, y)
-        forward = np.stack([np.cos(heading), np.sin(heading),
-                            gx * np.cos(heading) + gy * np.sin(heading)], axis=1)
+        forward = np.stack(
+            [np.cos(heading), np.sin(heading), gx * np.cos(heading) + gy * np.sin(heading)], axis=1
+        )
         forward /= np.linalg.norm(forward, axis=1, keepdims=True)
         up = np.stack([-gx, -gy, np.ones_like(gx)], axis=1)
         left = np.cross(up, forward)
@@ -83,12 +85,18 @@ class World:
 
     def at(self, time_s: float) -> Snapshot:
         """Return who and what is within reach of the sensor at a time in seconds."""
+        if self._latest is None or self._latest.time_s != time_s:
+            self._latest = self._snapshot(time_s)
+        return self._latest
+
+    def _snapshot(self, time_s: float) -> Snapshot:
         s_ego = float(self.ego_s(time_s))
         moving, bodies = self.traffic.at(time_s, s_ego, self.reach_m)
         cells = [self.cell(side, k) for side in (1, -1) for k in self._cells_near(s_ego)]
         standing = [actor for cell in cells for actor in cell.actors]
-        return Snapshot(time_s, tuple(standing + moving),
-                        join([*(cell.bodies for cell in cells), bodies]))
+        return Snapshot(
+            time_s, tuple(standing + moving), join([*(cell.bodies for cell in cells), bodies])
+        )
 
     def _cells_near(self, s: float) -> range:
         first = int(np.floor((s - self.reach_m) / CELL_M))
@@ -113,8 +121,11 @@ class World:
         side, index, out = (d > 0).astype(np.int64), index - low, np.abs(d)
         beside = out > self.road.kerb_m
         raised = beside & ~junction[side, index]
-        material = np.where(out > self.road.frontage_m, verge[side, index],
-                            np.where(raised, INDEX["pavement"], INDEX["asphalt"]))
+        material = np.where(
+            out > self.road.frontage_m,
+            verge[side, index],
+            np.where(raised, INDEX["pavement"], INDEX["asphalt"]),
+        )
         material = np.where(self._marked(s, out), INDEX["marking"], material).astype(np.int8)
         return raised * self.road.config.kerb_height_m, material
 
