@@ -55,8 +55,8 @@ def decode(
 ) -> PointBatch:
     """Decode one sensor_msgs/msg/PointCloud2; the message is never written to.
 
-    Arrays of the result are read-only views of the message where its layout allows (little-endian
-    float32), and copies elsewhere.
+    ``xyz`` is a read-only view of the message where its layout allows: x, y, z next to each other,
+    little-endian float32, and no point to leave out. Everything else is a copy.
 
     Per-point times become ``time_lag_s``, seconds back from the header stamp. Integers are
     nanoseconds and floats are seconds, except that a float from 1e8 on is a clock reading whose
@@ -84,16 +84,15 @@ def decode(
     if layout.is_padded:
         tally.note("row_padding")
     roles = _roles(layout, fields or {})
-    axes = [layout.column(roles[axis]) for axis in "xyz"]
+    columns = dict(zip(roles, layout.columns(list(roles.values()))))
+    axes = [columns[axis] for axis in "xyz"]
     if origin_xyz is not None:
         axes = [a.astype(np.float64) - o for a, o in zip(axes, origin_xyz)]
     rows = _thin(_usable_rows(axes, tally), layout.num_points, config.point_capacity, tally)
 
     def column(role: str) -> np.ndarray | None:
-        if role not in roles:
-            return None
-        values = layout.column(roles[role])
-        return values if rows is None else values[rows]
+        values = columns.get(role)
+        return values if values is None or rows is None else values.take(rows)
 
     view = _xyz_view(layout, roles) if rows is None and origin_xyz is None else None
     xyz = _stack(axes, rows) if view is None else view
@@ -173,15 +172,13 @@ def _roles(layout: CloudLayout, chosen: Mapping[str, str | None]) -> dict[str, C
 
 def _usable_rows(axes: list[np.ndarray], tally: _Tally) -> np.ndarray | None:
     """Return the rows with three finite coordinates that float32 can hold; None for all."""
-    if all(_within(axis, COORDINATE_LIMIT_M) for axis in axes):
+    furthest = _largest(axes)
+    if bool(furthest.max() < COORDINATE_LIMIT_M):  # False where there is a NaN
         return None
-    finite, small = (np.ones(len(axes[0]), bool) for _ in range(2))
-    for axis in axes:
-        finite &= np.isfinite(axis)
-        small &= (axis < COORDINATE_LIMIT_M) & (axis > -COORDINATE_LIMIT_M)  # False for NaN
+    finite, small = np.isfinite(furthest), furthest < COORDINATE_LIMIT_M
     num_finite, num_small = int(finite.sum()), int(small.sum())
     if num_finite > 2 * num_small:
-        worst = max(float(np.abs(axis[finite]).max()) for axis in axes)
+        worst = float(furthest[finite].max())
         raise InvalidFrame(
             f"Coordinates reach {worst:g} m, where float32 is too coarse for voxels: the cloud is "
             "in a map frame. Transform it to the sensor frame, or subtract an origin.",
@@ -191,7 +188,7 @@ def _usable_rows(axes: list[np.ndarray], tally: _Tally) -> np.ndarray | None:
             code="coordinates_too_large",
         )
     for reason, count in (
-        ("non_finite", len(finite) - num_finite),
+        ("non_finite", len(furthest) - num_finite),
         ("too_far_for_float32", num_finite - num_small),
     ):
         if count:
@@ -199,8 +196,13 @@ def _usable_rows(axes: list[np.ndarray], tally: _Tally) -> np.ndarray | None:
     return np.flatnonzero(small)
 
 
-def _within(values: np.ndarray, limit: float) -> bool:
-    return bool(values.max() < limit and values.min() > -limit)  # False where there is a NaN
+def _largest(axes: list[np.ndarray]) -> np.ndarray:
+    """Return (N,) the largest absolute coordinate of each point; NaN where one is NaN."""
+    floats = [axis if axis.dtype.kind == "f" else axis.astype(np.float64) for axis in axes]
+    largest = np.abs(floats[0])
+    for axis in floats[1:]:
+        largest = np.maximum(largest, np.abs(axis))
+    return largest
 
 
 def _thin(
@@ -219,21 +221,18 @@ def _xyz_view(layout: CloudLayout, roles: Mapping[str, CloudField]) -> np.ndarra
     """Return x, y, z as one (N, 3) view where they are neighbouring native float32."""
     x, y, z = (roles[axis] for axis in "xyz")
     neighbours = y.offset == x.offset + 4 and z.offset == x.offset + 8
-    if not (neighbours and all(_is_native_float32(f.dtype) for f in (x, y, z))):
+    native = all(f.dtype == np.float32 for f in (x, y, z))  # numpy compares byte order too
+    if not (neighbours and native):
         return None
     view = layout.triple(x)
     return view if view.flags.aligned else None
-
-
-def _is_native_float32(dtype: np.dtype[Any]) -> bool:
-    return dtype == np.float32  # numpy compares byte order too
 
 
 def _stack(axes: list[np.ndarray], rows: np.ndarray | None) -> np.ndarray:
     """Return (N, 3) float32; by column, which is much faster than by row."""
     out = np.empty((len(axes[0]) if rows is None else len(rows), 3), np.float32)
     for k, axis in enumerate(axes):
-        out[:, k] = axis if rows is None else axis[rows]
+        out[:, k] = axis if rows is None else axis.take(rows)
     return out
 
 
@@ -246,7 +245,7 @@ def _intensity(
         return np.full(count, config.default_intensity, np.float32)
     if count == 0:
         return np.zeros(0, np.float32)
-    values = raw if _is_native_float32(raw.dtype) and raw.flags.aligned else _to_float32(raw)
+    values = raw if raw.dtype == np.float32 else _to_float32(raw)
     low, high = float(values.min()), float(values.max())
     if not np.isfinite(low + high):  # min and max of a NaN are NaN
         tally.note("intensity_non_finite")
@@ -306,7 +305,10 @@ def _time_lag(raw: np.ndarray | None, count: int, stamp_ns: int, tally: _Tally) 
     reference = stamp if 0.0 <= (stamp - newest) * unit_s <= MAX_SCAN_S else newest
     if reference != stamp:
         tally.note("time_from_newest_point")
-    return ((reference - raw.astype(np.float64)) * unit_s).astype(np.float32)
+    lag = raw.astype(np.float64)
+    np.subtract(reference, lag, out=lag)
+    lag *= unit_s
+    return lag.astype(np.float32)
 
 
 def _clock_unit_s(reading: float) -> float:

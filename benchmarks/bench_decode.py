@@ -1,0 +1,148 @@
+"""Check, then time, decoding and encoding of clouds in every layout.
+
+Prints a table, or JSON with ``--output``. Each layout holds the same 300,000 points; nothing is
+timed before they decode to the points that were written.
+"""
+
+from __future__ import annotations
+
+import argparse
+import array
+import datetime
+import json
+import platform
+import statistics
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+REPO = Path(__file__).resolve().parents[1]
+sys.path.insert(0, str(REPO))
+
+from driveRT_ros.core.frame import PointBatch  # noqa: E402
+from driveRT_ros.io.encode import encode_pointcloud  # noqa: E402
+from driveRT_ros.io.pointcloud import decode  # noqa: E402
+from driveRT_ros.io.typestore import message_type  # noqa: E402
+from test.support.clouds import make_cloud, random_points, xyzi_cloud  # noqa: E402
+
+LIMIT_MS = 10.0
+
+
+def layouts(points: dict[str, np.ndarray]) -> dict[str, Any]:
+    """Return one message of each kind; the buffer is numpy, as rosbags has it."""
+
+    def col(name: str, code: str, offset: int) -> dict[str, tuple[np.ndarray, str, int]]:
+        return {name: (points[name], code, offset)}
+
+    xyz = col("x", "f4", 0) | col("y", "f4", 4) | col("z", "f4", 8)
+    xyz64 = col("x", "f8", 0) | col("y", "f8", 8) | col("z", "f8", 16)
+    holes = {k: v.copy() for k, v in points.items()}
+    holes["x"][::4] = np.nan
+    holes_xyz = {a: (holes[a], "f4", 4 * k) for k, a in enumerate("xyz")}
+    tail = col("intensity", "f4", 16) | col("t", "u4", 20) | col("ring", "u2", 26)
+    misaligned = xyz | col("intensity", "f4", 12) | col("ring", "u2", 16)
+    clock = {"time_stamp": (1.5e9 + points["t"] * 1e-9, "f8", 27)}
+    options: dict[str, Any] = {"container": "numpy"}
+    return {
+        "xyz only, step 12": make_cloud(xyz, 12, **options),
+        "xyzi float32, step 16": xyzi_cloud(points, **options),
+        "xyzi + ring float32, step 20": make_cloud(
+            xyz | col("intensity", "f4", 12) | col("ring", "f4", 16), 20, **options
+        ),
+        "xyzi float32 big-endian": xyzi_cloud(points, big_endian=True, **options),
+        "xyzirt, step 22": make_cloud(misaligned | col("t", "u4", 18), 22, **options),
+        "xyz float64 + i uint8 + ring, step 27": make_cloud(
+            xyz64 | col("intensity", "u1", 24) | col("ring", "u2", 25), 27, **options
+        ),
+        "misaligned float64 clock, step 35": make_cloud(misaligned | clock, 35, **options),
+        "xyzi row padding, 100 rows": xyzi_cloud(points, height=100, row_padding=12, **options),
+        "organized, 25 % NaN, time, ring, step 48": make_cloud(
+            holes_xyz | tail, 48, height=100, is_dense=False, **options
+        ),
+    }
+
+
+def best_of(repeats: int, work: Callable[[], Any]) -> dict[str, float]:
+    """Return CPU and wall milliseconds; the least one is the one that nothing disturbed."""
+    cpu, wall = [], []
+    for _ in range(repeats):
+        start, start_cpu = time.perf_counter(), time.thread_time()
+        work()
+        cpu.append((time.thread_time() - start_cpu) * 1e3)
+        wall.append((time.perf_counter() - start) * 1e3)
+    return {
+        "min_ms": round(min(wall), 3),
+        "median_ms": round(statistics.median(wall), 3),
+        "min_cpu_ms": round(min(cpu), 3),
+    }
+
+
+def check(name: str, message: Any, points: dict[str, np.ndarray]) -> None:
+    """Refuse to time a layout that decodes to other points."""
+    expected = np.stack([points[a] for a in "xyz"], axis=1)
+    if "NaN" in name:
+        expected = np.delete(expected, np.s_[::4], axis=0)
+    np.testing.assert_array_equal(decode(message).xyz, expected, name)
+
+
+def machine() -> dict[str, str]:
+    """Return what a number depends on."""
+    commit = subprocess.run(
+        ["git", "rev-parse", "--short", "HEAD"], cwd=REPO, capture_output=True, text=True
+    )
+    model = [
+        x for x in Path("/proc/cpuinfo").read_text().splitlines() if x.startswith("model name")
+    ]
+    return {
+        "cpu": model[0].split(":", 1)[1].strip() if model else platform.processor(),
+        "python": platform.python_version(),
+        "numpy": np.__version__,
+        "date": datetime.date.today().isoformat(),
+        "commit": commit.stdout.strip(),
+    }
+
+
+def main() -> int:
+    """Run the benchmark; exit 1 if a layout is slower than the limit."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--points", type=int, default=300_000, help="points a cloud")
+    parser.add_argument("--repeats", type=int, default=50, help="runs of each kind")
+    parser.add_argument("--output", type=Path, help="write JSON here")
+    args = parser.parse_args()
+    points = random_points(args.points)
+    decoded: dict[str, dict[str, float]] = {}
+    for name, message in layouts(points).items():
+        check(name, message, points)
+        decoded[f"{name} (rosbags)"] = best_of(args.repeats, lambda m=message: decode(m))
+        message.data = array.array("B", message.data.tobytes())
+        check(name, message, points)
+        decoded[f"{name} (rclpy)"] = best_of(args.repeats, lambda m=message: decode(m))
+    batch = PointBatch(
+        xyz=np.stack([points[a] for a in "xyz"], axis=1),
+        intensity=points["intensity"],
+        time_lag_s=np.zeros(args.points, np.float32),
+        ring=None,
+        stamp_ns=1,
+        frame_id="lidar",
+    )
+    encoded = {
+        "xyzi (rosbags)": best_of(args.repeats, lambda: encode_pointcloud(batch, message_type))
+    }
+    result = {"machine": machine(), "points": args.points, "decode": decoded, "encode": encoded}
+    if args.output:
+        args.output.write_text(json.dumps(result, indent=1) + "\n")
+    for kind in ("decode", "encode"):
+        for name, times in result[kind].items():
+            print(
+                f"{kind} {name:55} {times['min_ms']:8.2f} ms, median {times['median_ms']:8.2f} ms"
+            )
+    return int(max(t["min_cpu_ms"] for t in decoded.values()) > LIMIT_MS)
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())
