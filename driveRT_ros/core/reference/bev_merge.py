@@ -6,6 +6,7 @@ from collections.abc import Sequence
 
 import torch
 
+from driveRT_ros.core.errors import ConfigError
 from driveRT_ros.core.reference.coordmap import cell_keys, cells_of_keys
 from driveRT_ros.core.reference.segments import group_rows, sum_groups
 from driveRT_ros.core.sparse_conv import SparseTensor
@@ -23,12 +24,20 @@ def bev_merge(levels: Sequence[SparseTensor], scales: Sequence[int] = (1, 2, 4))
 
     Returns:
         Rows in ascending (b, y, x) order on a grid of one z cell and the first level's y, x.
+
+    Raises:
+        ConfigError: If a level reaches beyond the first level's grid.
     """
     first = levels[0]
     _, ny, nx = first.spatial_shape_zyx
     flat_shape = (1, ny, nx)
     keys, heights, offset = [], [], 0
     for level, scale in zip(levels, scales):
+        if any((n - 1) * scale >= m for n, m in zip(level.spatial_shape_zyx[1:], (ny, nx))):
+            raise ConfigError(
+                f"A level of {level.spatial_shape_zyx} cells at scale {scale} does not fit the "
+                f"bird's-eye-view grid of {(ny, nx)} cells."
+            )
         b, z, y, x = level.coords_bzyx.long().unbind(1)
         flat = torch.stack((b, torch.zeros_like(z), y * scale, x * scale), dim=1)
         keys.append(cell_keys(flat, flat_shape))
