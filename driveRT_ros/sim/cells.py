@@ -139,9 +139,9 @@ def _kerbside(site: _Site, style: Style) -> None:
         ends: tuple[float, ...] = (2.9, 21.1)
     else:
         ends = (3.0, 9.0, 15.0, 21.0)
-    for ahead in ends:
+    for end in ends:
         if rng.random() < 0.58 * style.parked:
-            place = float(ahead + rng.uniform(-0.3, 0.3))
+            place = float(end + rng.uniform(-0.3, 0.3))
             if rng.random() < 0.05:
                 for step in (-1.2, 0.0, 1.2):
                     site.add("motorcycle", place + step, road.parking_m, 1.3 + rng.normal(0, 0.1))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from typing import SupportsFloat
 
 import numpy as np
 
@@ -32,8 +33,8 @@ SOLID = np.dtype(
 
 def solid(
     kind: int,
-    centre: Iterable[float],
-    size: Iterable[float],
+    centre: Iterable[SupportsFloat],
+    size: Iterable[SupportsFloat],
     material: str,
     *,
     yaw: float = 0.0,

@@ -14,7 +14,7 @@ from driveRT_ros.core.frame import NUSCENES_CLASSES, SceneFrame
 
 _RANGE_LOW, _RANGE_HIGH = np.array([-54.0, -54.0, -5.0]), np.array([54.0, 54.0, 3.0])
 _VOXEL_M = np.array([0.075, 0.075, 0.2])
-_SHAPE_ZYX = (41, 1440, 1440)
+_SHAPE_ZYX: tuple[int, ...] = (41, 1440, 1440)
 _NEAR_M = 2.5  # closer are the own vehicle and firings without return
 RANGE_EDGES_M = (0, 10, 20, 30, 40, 50, 60)
 INTENSITY_EDGES = (0, 4, 8, 16, 32, 64, 128, 256)

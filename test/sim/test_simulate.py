@@ -73,6 +73,20 @@ def test_rings_keep_their_elevation_and_turn_clockwise():
     assert (np.diff(turn) < 0).all() and abs(turn[0] - turn[-1]) < 2 * np.pi
 
 
+def test_the_beams_are_those_of_a_real_sweep(data_dir):
+    (path,) = (data_dir / "nuscenes/scene-0061").glob("*LIDAR_TOP*.pcd.bin")
+    real = np.fromfile(path, np.float32).reshape(-1, 5)
+    config = LidarSensorConfig()
+    assert len(real) == config.num_beams * config.num_azimuths
+    reach = np.hypot(real[:, 0], real[:, 1])
+    elevations = np.linspace(config.elevation_min_deg, config.elevation_max_deg, 32)
+    for ring in range(8, 32):  # lower beams mostly meet the vehicle itself
+        mine = (real[:, 4] == ring) & (reach > 4.0)
+        measured = np.degrees(np.median(np.arctan2(real[mine, 2], reach[mine])))
+        # Compensation for 0.4 m of motion bends what is close, so low rings are off by more.
+        assert abs(measured - elevations[ring]) < (0.1 if ring >= 15 else 0.25)
+
+
 def test_rays_without_return_lie_at_the_sensor_and_can_be_left_out():
     config = SimConfig(seed=3, num_sweeps=1)
     lidar = Lidar(World(config))
