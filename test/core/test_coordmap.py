@@ -269,6 +269,20 @@ def test_a_grid_beyond_63_bits_is_refused():
         strided_map(coords, (2_000_000, 2_000_000, 2_000_000), 3, 1, 1)
 
 
+def test_the_key_range_is_proved_for_the_output_grid_and_every_batch():
+    wide = {"kernel_size": 1, "stride": 1, "padding": (0, (1 << 30) - 1, (1 << 30) - 1)}
+    coords = torch.tensor([[0, 0, 0, 0], [1, 0, 0, 0]], dtype=torch.int32)
+    assert strided_map(coords, 1, **wide).out_coords_bzyx[1].tolist() == [
+        1,
+        0,
+        (1 << 30) - 1,
+        (1 << 30) - 1,
+    ]
+    coords[1, 0] = 2  # three grids of about 2**62 cells
+    with pytest.raises(ConfigError, match="63 bits"):
+        strided_map(coords, 1, **wide)
+
+
 def test_memory_depends_on_the_rows_and_not_on_the_grid():
     """Fault class: a dense table over a sparse grid asked for 12 GB, or more than there is."""
     coords = random_coords(40_000, (200, 3000, 5000), seed=7, ordered=True)

@@ -30,16 +30,30 @@ def cell_keys(coords_bzyx: torch.Tensor, shape_zyx: Triple) -> torch.Tensor:
         (N,) int64.
 
     Raises:
-        ConfigError: If the greatest key does not fit 63 bits.
+        ConfigError: If the greatest key does not fit 63 bits, or a coordinate 31.
     """
+    prove_key_range(coords_bzyx, shape_zyx)
     b, z, y, x = coords_bzyx.long().unbind(1)
-    batches = int(b.max()) + 1 if len(b) else 1
-    if batches * math.prod(shape_zyx) > torch.iinfo(torch.int64).max:
+    nz, ny, nx = shape_zyx
+    return ((b * nz + z) * ny + y) * nx + x
+
+
+def prove_key_range(coords_bzyx: torch.Tensor, shape_zyx: Triple) -> None:
+    """Refuse a grid whose keys would overflow.
+
+    Args:
+        coords_bzyx: (N, 4) integers; only the batch column is read.
+        shape_zyx: Cells of the grid.
+
+    Raises:
+        ConfigError: If a key does not fit 63 bits, or a coordinate 31.
+    """
+    batches = int(coords_bzyx[:, 0].max()) + 1 if len(coords_bzyx) else 1
+    if batches * math.prod(shape_zyx) > 1 << 63 or max(shape_zyx) > 1 << 31:
         raise ConfigError(
-            f"{batches} grids of {shape_zyx} cells need keys beyond 63 bits; use larger voxels."
+            f"{batches} grids of {shape_zyx} cells need keys beyond 63 bits or coordinates beyond "
+            "31; use larger voxels or a smaller range."
         )
-    _, ny, nx = shape_zyx
-    return ((b * shape_zyx[0] + z) * ny + y) * nx + x
 
 
 def cells_of_keys(keys: torch.Tensor, shape_zyx: Triple) -> torch.Tensor:
@@ -102,7 +116,7 @@ def strided_map(
     keys, rows = _sort_cells(cell_keys(coords_bzyx, shape_zyx))
     coords = coords_bzyx if rows is None else coords_bzyx[rows]
     out_shape = _out_shape(shape_zyx, kernel_size, stride, padding, dilation)
-    cell_keys(coords[:1], out_shape)  # proves the range before the sums below rely on it
+    prove_key_range(coords, out_shape)
 
     nz, ny, nx = out_shape
     batch, *axes = coords.long().unbind(1)

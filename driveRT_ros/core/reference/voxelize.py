@@ -5,6 +5,7 @@ from __future__ import annotations
 import torch
 
 from driveRT_ros.core.config import VoxelizationConfig
+from driveRT_ros.core.reference.coordmap import cell_keys, cells_of_keys
 from driveRT_ros.core.reference.segments import group_rows, sum_groups
 from driveRT_ros.core.voxelize import NUM_FEATURES, Voxels
 
@@ -22,9 +23,10 @@ def voxelize(points: torch.Tensor, config: VoxelizationConfig) -> Voxels:
     kept = (inside & finite).nonzero().squeeze(1)
     values = values.index_select(0, kept)
 
-    nx, ny, _ = config.grid_xyz
+    grid_zyx = config.grid_xyz[::-1]
     x, y, z = cells_xyz.index_select(0, kept).long().unbind(1)
-    groups = group_rows((z * ny + y) * nx + x)
+    keys = cell_keys(torch.stack((torch.zeros_like(x), z, y, x), dim=1), grid_zyx)
+    groups = group_rows(keys)
 
     # A stable sort leaves the first point of a cell at its start.
     appearance = groups.order[groups.starts].argsort()
@@ -36,7 +38,7 @@ def voxelize(points: torch.Tensor, config: VoxelizationConfig) -> Voxels:
     num_finite, num_stored = int(finite.sum()), int(counts.sum())
     return Voxels(
         features=sums / used.to(sums.dtype).unsqueeze(1),
-        coords_bzyx=_coords_bzyx(groups.keys[mine], nx, ny),
+        coords_bzyx=cells_of_keys(groups.keys[mine], grid_zyx),
         num_points=used.int(),
         dropped={
             "non_finite_points": len(points) - num_finite,
@@ -61,9 +63,3 @@ def _cells(xyz: torch.Tensor, config: VoxelizationConfig) -> tuple[torch.Tensor,
     xy = xyz[:, :2]
     in_range = ((xy >= low[:2]) & (xy <= high[:2])).all(dim=1)
     return cells, on_grid & in_range
-
-
-def _coords_bzyx(keys: torch.Tensor, nx: int, ny: int) -> torch.Tensor:
-    x, yz = keys % nx, keys // nx
-    coords = torch.stack((torch.zeros_like(x), yz // ny, yz % ny, x), dim=1)
-    return coords.int()
