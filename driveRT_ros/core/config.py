@@ -54,9 +54,7 @@ class VoxelizationConfig(Config):
 
     def check(self) -> None:
         """Refuse an empty range."""
-        for axis, low, high in zip(
-            "xyz", self.point_cloud_range[:3], self.point_cloud_range[3:]
-        ):
+        for axis, low, high in zip("xyz", self.point_cloud_range[:3], self.point_cloud_range[3:]):
             if not low < high:
                 raise ConfigError(
                     f"Parameter 'point_cloud_range' must have minimum < maximum on {axis}, "
@@ -148,9 +146,7 @@ class PostProcessConfig(Config):
         ge=0.0,
         le=1.0,
     )
-    top_k: int = param(
-        500, "Candidates kept a head before suppression.", ge=1, le=10_000
-    )
+    top_k: int = param(500, "Candidates kept a head before suppression.", ge=1, le=10_000)
     max_boxes_per_head: int = param(83, "Boxes kept a head.", ge=1, le=1000)
     center_range: tuple[float, ...] = param(
         (-61.2, -61.2, -10.0, 61.2, 61.2, 10.0),
@@ -176,17 +172,13 @@ class InputConfig(Config):
     point_capacity: int = param(
         400_000, "Points used of one cloud; more are thinned evenly and counted.", ge=1
     )
-    default_frame_id: str = param(
-        "", "Used where a header has no frame; empty refuses it."
-    )
+    default_frame_id: str = param("", "Used where a header has no frame; empty refuses it.")
     reliability: str = param(
         "best_effort",
         "Reliability of the cloud subscription.",
         choices=("best_effort", "reliable"),
     )
-    queue_depth: int = param(
-        5, "History depth of the cloud subscription.", ge=1, le=1000
-    )
+    queue_depth: int = param(5, "History depth of the cloud subscription.", ge=1, le=1000)
     tf_timeout_s: float = param(
         0.5, "How long a cloud waits for its transform.", unit="s", ge=0.0, le=60.0
     )
@@ -204,7 +196,8 @@ class BevConfig(Config):
     image_pixels_per_cell: int = param(4, "Scale of the picture topic.", ge=1, le=32)
     ground_clearance_m: float = param(
         0.3,
-        "A cell is occupied where its points span more height than this.",
+        "A cell is occupied where its highest point stands further than this above the lowest point "
+        "of the cell and its eight neighbours.",
         unit="m",
         ge=0.0,
         le=5.0,
@@ -224,9 +217,7 @@ class DiagnosticsConfig(Config):
     validation_callback_interval_ms: float = param(
         100.0, "Period of the diagnostics check.", unit="ms", ge=10.0
     )
-    latency_window: int = param(
-        200, "Frames in the latency percentiles.", ge=1, le=100_000
-    )
+    latency_window: int = param(200, "Frames in the latency percentiles.", ge=1, le=100_000)
     no_data_hint_s: float = param(
         5.0,
         "Silence after which a present but unheard publisher is reported.",

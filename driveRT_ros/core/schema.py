@@ -44,9 +44,7 @@ class ParamInfo:
 
 def param(default: Any, doc: str, **info: Any) -> Any:
     """Declare a parameter with its default, description and range (see :class:`ParamInfo`)."""
-    return dataclasses.field(
-        default=default, metadata={"param": ParamInfo(doc, **info)}
-    )
+    return dataclasses.field(default=default, metadata={"param": ParamInfo(doc, **info)})
 
 
 def group(kind: type) -> Any:
@@ -72,9 +70,7 @@ class Config:
     def __post_init__(self) -> None:
         for field in dataclasses.fields(self):
             if "param" in field.metadata:
-                value = _checked(
-                    field.name, _hints(type(self))[field.name], field, self
-                )
+                value = _checked(field.name, _hints(type(self))[field.name], field, self)
                 object.__setattr__(self, field.name, value)
         self.check()
 
@@ -126,13 +122,9 @@ class Config:
         try:
             tree = yaml.safe_load(Path(path).read_text(encoding="utf-8")) or {}
         except (OSError, yaml.YAMLError) as error:
-            raise ConfigError(
-                f"Parameter file '{path}' cannot be read: {error}"
-            ) from None
+            raise ConfigError(f"Parameter file '{path}' cannot be read: {error}") from None
         if not isinstance(tree, Mapping):
-            raise ConfigError(
-                f"Parameter file '{path}' must hold a mapping, got {tree!r}."
-            )
+            raise ConfigError(f"Parameter file '{path}' must hold a mapping, got {tree!r}.")
         for value in tree.values():
             if isinstance(value, Mapping) and "ros__parameters" in value:
                 tree = value["ros__parameters"] or {}
@@ -162,9 +154,7 @@ class Config:
                 is_list = typing.get_origin(kind) is tuple
                 element = typing.get_args(kind)[0] if is_list else kind
                 info = field.metadata["param"]
-                yield Parameter(
-                    prefix + field.name, element, is_list, field.default, info
-                )
+                yield Parameter(prefix + field.name, element, is_list, field.default, info)
 
 
 def _hints(cls: type) -> dict[str, Any]:
@@ -176,26 +166,18 @@ def _nested(values: Mapping[str, Any]) -> dict[str, Any]:
     for key, value in values.items():
         head, _, tail = str(key).partition(".")
         if not tail:
-            out[head] = (
-                {**out[head], **value} if isinstance(out.get(head), dict) else value
-            )
+            out[head] = {**out[head], **value} if isinstance(out.get(head), dict) else value
             continue
         inner = out.setdefault(head, {})
         if not isinstance(inner, dict):
-            raise ConfigError(
-                f"Parameter '{key}' is given twice: as a group and as a value."
-            )
+            raise ConfigError(f"Parameter '{key}' is given twice: as a group and as a value.")
         out[head] = {**inner, tail: value}
     return out
 
 
 def _unknown(name: str, known: Sequence[str]) -> str:
     near = difflib.get_close_matches(name, known, n=1)
-    hint = (
-        f" Did you mean '{near[0]}'?"
-        if near
-        else f" Known: {', '.join(sorted(known))}."
-    )
+    hint = f" Did you mean '{near[0]}'?" if near else f" Known: {', '.join(sorted(known))}."
     return f"Parameter '{name}' is unknown.{hint}"
 
 
@@ -222,19 +204,14 @@ def _scalar(name: str, kind: type, value: Any, info: ParamInfo) -> Any:
     if kind is int and isinstance(value, float) and value.is_integer():
         value = int(value)
     if not isinstance(value, kind) or (kind is not bool and isinstance(value, bool)):
-        raise ConfigError(
-            f"Parameter '{name}' must be of type {kind.__name__}, got {value!r}."
-        )
+        raise ConfigError(f"Parameter '{name}' must be of type {kind.__name__}, got {value!r}.")
     if isinstance(value, float) and not math.isfinite(value):
         raise ConfigError(f"Parameter '{name}' must be finite, got {value!r}.")
     if info.choices and value not in info.choices:
         allowed = ", ".join(map(repr, info.choices))
-        raise ConfigError(
-            f"Parameter '{name}' must be one of {allowed}, got {value!r}."
-        )
-    if (info.ge is not None and value < info.ge) or (
-        info.le is not None and value > info.le
-    ):
+        raise ConfigError(f"Parameter '{name}' must be one of {allowed}, got {value!r}.")
+    number = float(value) if isinstance(value, (int, float)) else math.nan
+    if (info.ge is not None and number < info.ge) or (info.le is not None and number > info.le):
         low = "-inf" if info.ge is None else info.ge
         high = "inf" if info.le is None else info.le
         raise ConfigError(
