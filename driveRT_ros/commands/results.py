@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -12,6 +13,7 @@ import torch
 
 from driveRT_ros.commands.common import DETECTIONS, LIDAR_NODE, console, progress
 from driveRT_ros.core.bev_grid import build_bev_grid
+from driveRT_ros.core.boxes import VELOCITY
 from driveRT_ros.core.config import LidarConfig
 from driveRT_ros.core.errors import ConfigError, InvalidFrame
 from driveRT_ros.core.frame import Detections, SceneFrame
@@ -46,9 +48,10 @@ class Recorded:
     stage_ms: dict[str, list[float]] = field(default_factory=dict)
     untrained: bool = False
 
-    def mean_stage_ms(self) -> dict[str, float]:
-        """Return the mean time of every stage, ms."""
-        return {stage: float(np.mean(times)) for stage, times in self.stage_ms.items()}
+    def frame_ms(self, index: int) -> dict[str, float]:
+        """Return the milliseconds of one frame, where each frame has left its times."""
+        whole = (s for s, times in self.stage_ms.items() if len(times) == self.messages)
+        return {stage: self.stage_ms[stage][index] for stage in whole}
 
     @property
     def num_boxes(self) -> int:
@@ -73,8 +76,18 @@ def read_recorded(path: Path) -> Recorded:
                 out.stage_ms.setdefault(stage, []).append(message.deserialize().data)
             elif message.topic == "/diagnostics" and not out.untrained:
                 out.untrained = _says_untrained(message.deserialize())
-    out.detections |= with_velocity
+    for stamp_ns, found in out.detections.items():
+        out.detections[stamp_ns] = _with_velocity(found, with_velocity.get(stamp_ns))
     return out
+
+
+def _with_velocity(found: Detections, objects: Detections | None) -> Detections:
+    """Add velocities, which vision_msgs has no field for, from the same boxes as objects."""
+    if objects is None or len(objects) != len(found):
+        return found
+    boxes = found.boxes.clone()
+    boxes[:, VELOCITY] = objects.boxes[:, VELOCITY]
+    return dataclasses.replace(found, boxes=boxes)
 
 
 def _says_untrained(diagnostics: Any) -> bool:
@@ -130,10 +143,12 @@ def draw_pictures(
 def _pictures(
     bag: str, topic: str, recorded: Recorded, config: LidarConfig, title: str
 ) -> Iterator[np.ndarray]:
+    drawn = 0
     for frame in _scene_frames(bag, topic, config):
         cloud, found = frame.points, recorded.detections.get(frame.points.stamp_ns)
         if found is None:
             continue
+        drawn += 1
         points = torch.from_numpy(
             np.column_stack([cloud.xyz, cloud.intensity, cloud.time_lag_s]).astype(np.float32)
         )
@@ -146,7 +161,7 @@ def _pictures(
             config=config,
             title=title,
             stamp_ns=cloud.stamp_ns,
-            latency_ms=recorded.mean_stage_ms(),
+            latency_ms=recorded.frame_ms(drawn - 1),
             untrained=recorded.untrained,
         )
 

@@ -105,8 +105,8 @@ def _open_source(args: argparse.Namespace, name: str) -> tuple[Iterable[SceneFra
         from driveRT_ros.io import kitti
 
         return kitti.frames(args.kitti), None
-    from driveRT_ros.sim import simulate
     from driveRT_ros.sim.config import SimConfig
+    from driveRT_ros.sim.simulate import simulate
 
     base = SimConfig.from_yaml(args.sim_config) if args.sim_config else SimConfig()
     sweeps = max(1, round(args.duration * base.rate_hz))

@@ -1,0 +1,197 @@
+"""The replay node over real DDS: what an independent subscriber gets of a bag."""
+
+from __future__ import annotations
+
+import signal
+import time
+from pathlib import Path
+
+import pytest
+from rclpy.serialization import deserialize_message
+from rosgraph_msgs.msg import Clock
+from sensor_msgs.msg import PointCloud2
+from tf2_msgs.msg import TFMessage
+from vision_msgs.msg import Detection3DArray
+
+from driveRT_ros.io.bag import BagWriter
+from test.support.bags import PERIOD_NS, START_NS, messages, write_drive
+from test.support.lidar_messages import SMALL
+from test.support.node_process import started
+from test.support.ros_client import RosClient, profile
+
+pytestmark = pytest.mark.nodes
+
+CLOUDS, DETECTIONS = "/points", "/lidar_node/output/detections"
+
+
+def test_a_subscriber_gets_every_cloud_of_the_bag_unchanged_and_in_order(
+    domain_id: int, tmp_path: Path
+) -> None:
+    bag = write_drive(tmp_path / "bag", 8, num_points=30_000)
+    with RosClient(domain_id) as client:
+        client.subscribe(PointCloud2, CLOUDS)
+        client.subscribe(TFMessage, "/tf")
+        client.subscribe(Clock, "/clock")
+        client.subscribe(TFMessage, "/tf_static", profile(latched=True))
+        with started("replay_node", tmp_path, domain_id, params={"bag_path": str(bag)}) as node:
+            assert node.wait(30.0) == 0
+            assert "Played 17 messages (8 clouds)" in node.log()
+        clouds = client.wait_count(CLOUDS, 8)
+        assert clouds == [deserialize_message(raw, PointCloud2) for _, raw in messages(bag, CLOUDS)]
+        moving = client.wait_count("/tf", 8)
+        assert moving == [deserialize_message(raw, TFMessage) for _, raw in messages(bag, "/tf")]
+        clock = [c.clock.sec * 10**9 + c.clock.nanosec for c in client.received["/clock"]]
+        assert clock == sorted(clock)
+        assert clock[0] >= START_NS and clock[-1] == START_NS + 7 * PERIOD_NS + 1_000_000
+
+
+def test_best_effort_subscribers_hear_the_reliable_publisher_of_the_replay(
+    domain_id: int, tmp_path: Path
+) -> None:
+    bag = write_drive(tmp_path / "bag", 4)
+    with RosClient(domain_id) as client:
+        client.subscribe(PointCloud2, CLOUDS, profile(best_effort=True))
+        with started("replay_node", tmp_path, domain_id, params={"bag_path": str(bag)}) as node:
+            assert node.wait(30.0) == 0
+        client.wait_count(CLOUDS, 4)
+
+
+def test_static_transforms_from_the_middle_of_the_bag_reach_a_late_subscriber(
+    domain_id: int, tmp_path: Path
+) -> None:
+    bag = write_drive(tmp_path / "bag", 10)
+    params = {
+        "bag_path": str(bag),
+        "start_offset_s": 0.4,  # behind the static transform
+        "rate": 0.001,
+        "wait_for_subscriber_s": 0.0,
+    }
+    with started("replay_node", tmp_path, domain_id, params=params) as node:
+        node.wait_for_log("1 of")
+        with RosClient(domain_id) as client:
+            client.subscribe(TFMessage, "/tf_static", profile(latched=True))
+            (static,) = client.wait_count("/tf_static", 1)
+            assert [t.child_frame_id for t in static.transforms] == ["LIDAR_TOP"]
+        code, seconds = node.stop(signal.SIGINT)
+        assert code == 0 and seconds < 2.0, node.log()
+        assert "Traceback" not in node.log()
+
+
+def test_a_looping_bag_turns_the_clock_back_and_the_second_pass_gives_as_many_detections(
+    domain_id: int, tmp_path: Path
+) -> None:
+    # A transform buffer that keeps times of the first pass would refuse all of the second.
+    bag = write_drive(tmp_path / "bag", 6, num_points=300)
+    lidar = {**SMALL, "use_sim_time": True, "input.back_pressure": True}
+    replay = {
+        "bag_path": str(bag),
+        "loop": True,
+        "passes": 2,
+        "lockstep_topic": DETECTIONS,
+        "lockstep_timeout_s": 20.0,
+    }
+    remap = ("-r", f"~/input/pointcloud:={CLOUDS}")
+    with RosClient(domain_id) as client:
+        client.subscribe(Detection3DArray, DETECTIONS)
+        client.subscribe(Clock, "/clock", profile(2000))
+        with (
+            started("lidar_node", tmp_path, domain_id, params=lidar, extra_args=remap) as node,
+            started("replay_node", tmp_path, domain_id, params=replay) as player,
+        ):
+            assert player.wait(60.0) == 0, player.log() + node.log()
+            found = client.wait_count(DETECTIONS, 12)
+            assert len(found) == 12
+            stamps = [m.header.stamp.sec * 10**9 + m.header.stamp.nanosec for m in found]
+            assert stamps[:6] == stamps[6:] == [START_NS + i * PERIOD_NS for i in range(6)]
+            counts = [len(m.detections) for m in found]
+            assert counts[:6] == counts[6:] and sum(counts) > 0
+            assert node.log().count("Time went back") == 1
+        clock = [c.clock.sec * 10**9 + c.clock.nanosec for c in client.received["/clock"]]
+        assert sum(b < a for a, b in zip(clock, clock[1:])) == 1
+
+
+def test_lockstep_never_overtakes_a_slow_consumer(domain_id: int, tmp_path: Path) -> None:
+    bag = write_drive(tmp_path / "bag", 6)
+    params = {"bag_path": str(bag), "rate": 0.0, "lockstep_topic": "/answers"}
+    with (
+        RosClient(domain_id) as client,
+        started("replay_node", tmp_path, domain_id, params=params) as node,
+    ):
+        client.subscribe(PointCloud2, CLOUDS)
+        answers = client.publisher(Detection3DArray, "/answers")
+        client.wait_matched()
+        for count in range(1, 7):
+            client.wait_count(CLOUDS, count)
+            time.sleep(0.15)
+            assert len(client.received[CLOUDS]) == count
+            answers.publish(Detection3DArray(header=client.received[CLOUDS][-1].header))
+        assert node.wait(20.0) == 0
+        assert "no answer" not in node.log()
+
+
+def test_a_missing_answer_is_named_and_the_replay_goes_on(domain_id: int, tmp_path: Path) -> None:
+    bag = write_drive(tmp_path / "bag", 2)
+    params = {"bag_path": str(bag), "lockstep_topic": "/answers", "lockstep_timeout_s": 0.2}
+    with RosClient(domain_id) as client:
+        client.subscribe(PointCloud2, CLOUDS)
+        client.publisher(Detection3DArray, "/answers")
+        with started("replay_node", tmp_path, domain_id, params=params) as node:
+            assert node.wait(30.0) == 0
+            assert f"the cloud stamped {START_NS} ns" in node.log()
+            assert "2 clouds got no answer" in node.log()
+        client.wait_count(CLOUDS, 2)
+
+
+def test_without_subscriber_a_lockstep_replay_ends_with_a_sentence(
+    domain_id: int, tmp_path: Path
+) -> None:
+    bag = write_drive(tmp_path / "bag", 2)
+    params = {
+        "bag_path": str(bag),
+        "lockstep_topic": "/answers",
+        "wait_for_subscriber_s": 0.5,
+    }
+    with started("replay_node", tmp_path, domain_id, params=params) as node:
+        assert node.wait(30.0) == 1
+        assert "Nobody subscribed to '/points' within 0.5 s; nothing was played." in node.log()
+
+
+@pytest.mark.parametrize(
+    ("params", "sentence"),
+    [
+        ({}, "'bag_path' must name the bag"),
+        ({"bag_path": "/nowhere"}, "/nowhere"),
+        ({"topics": ["/nothing"]}, "has no topic '/nothing'"),
+        ({"cloud_topic": "/tf"}, "is a tf2_msgs/msg/TFMessage"),
+        ({"start_offset_s": 60.0, "wait_for_subscriber_s": 0.0}, "start_offset_s = 60.0"),
+    ],
+)
+def test_a_bag_that_cannot_be_played_is_one_sentence_and_exit_code_2(
+    domain_id: int, tmp_path: Path, params: dict[str, object], sentence: str
+) -> None:
+    if params and "bag_path" not in params:
+        params = {"bag_path": str(write_drive(tmp_path / "bag", 2)), **params}
+    with started("replay_node", tmp_path, domain_id, params=params) as node:
+        assert node.wait(20.0) == 2, node.log()
+        assert sentence in node.log()
+        assert "Traceback" not in node.log()
+
+
+def test_an_uninstalled_message_type_is_skipped_and_the_rest_is_played(
+    domain_id: int, tmp_path: Path
+) -> None:
+    from rosbags.typesys import Stores, get_types_from_msg, get_typestore
+
+    store = get_typestore(Stores.ROS2_JAZZY)
+    store.register(get_types_from_msg("int32 x", "strange_msgs/msg/Odd"))
+    bag = write_drive(tmp_path / "source", 2)
+    with BagWriter(tmp_path / "bag") as writer:
+        writer.add_topic("/odd", "strange_msgs/msg/Odd", store=store)
+        for log_time_ns, raw in messages(bag, CLOUDS):
+            writer.write(CLOUDS, "sensor_msgs/msg/PointCloud2", raw, log_time_ns)
+            writer.write("/odd", "strange_msgs/msg/Odd", b"\0\1\0\0\5\0\0\0", log_time_ns)
+    params = {"bag_path": str(tmp_path / "bag"), "wait_for_subscriber_s": 0.0}
+    with started("replay_node", tmp_path, domain_id, params=params) as node:
+        assert node.wait(20.0) == 0, node.log()
+        assert "Topic '/odd' is not played" in node.log()
+        assert "Played 2 messages (2 clouds)" in node.log()
