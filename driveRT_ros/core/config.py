@@ -196,8 +196,8 @@ class BevConfig(Config):
     image_pixels_per_cell: int = param(4, "Scale of the picture topic.", ge=1, le=32)
     ground_clearance_m: float = param(
         0.3,
-        "A cell is occupied where its highest point stands further than this above the lowest point "
-        "of the cell and its eight neighbours.",
+        "A cell is occupied where its highest point stands further than this above the lowest "
+        "point of the cell and its eight neighbours.",
         unit="m",
         ge=0.0,
         le=5.0,

@@ -36,9 +36,7 @@ class InvalidFrame(DriveRTError):  # noqa: N818 - a frame is invalid; the name i
         self.got = got
         self.expected = expected
         self.code = code or field or "invalid"
-        detail = (
-            f" (field {field}: got {got!r}, expected {expected!r})" if field else ""
-        )
+        detail = f" (field {field}: got {got!r}, expected {expected!r})" if field else ""
         super().__init__(reason + detail)
 
 

@@ -15,12 +15,8 @@ def _candidates(name: str) -> list[Path]:
     roots = []
     if "DRIVERT_SHARE" in os.environ:
         roots.append(Path(os.environ["DRIVERT_SHARE"]))
-    roots.append(
-        _PACKAGE.parent
-    )  # source tree, also under develop and symlink installs
-    roots += [
-        p / "share" / "driveRT_ros" for p in _PACKAGE.parents
-    ]  # <prefix>/lib/pythonX/...
+    roots.append(_PACKAGE.parent)  # source tree, also under develop and symlink installs
+    roots += [p / "share" / "driveRT_ros" for p in _PACKAGE.parents]  # <prefix>/lib/pythonX/...
     roots.append(Path(sys.prefix) / "share" / "driveRT_ros")
     return [root / name for root in roots]
 

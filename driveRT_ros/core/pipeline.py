@@ -31,7 +31,7 @@ class LidarPipeline:
         config: Grid, model and post-processing.
         weights: Weights of this model; None runs seeded untrained ones and says so in the report.
         device: ``auto`` (CUDA where there is a device), ``cpu``, ``cuda`` or ``cuda:N``.
-        dtype: float32 or float64, of every feature.
+        dtype: float32, or float64 to verify it; of every feature and of the boxes returned.
 
     Raises:
         ConfigError: If the weights belong to another model, or the device or dtype is unusable.
@@ -102,8 +102,7 @@ class LidarPipeline:
 
         # Overlapping boxes go, head by head.
         found = self._heads.suppress(proposals)
-        boxes, scores = found.boxes.float().cpu(), found.scores.float().cpu()
-        labels = found.labels.cpu()
+        boxes, scores, labels = (t.cpu() for t in (found.boxes, found.scores, found.labels))
         clock.lap("postprocess")
 
         # What happened to this frame, and what identifies its result.
