@@ -58,6 +58,11 @@ class LayerSpec:
     bn_key: str
 
     @property
+    def dims(self) -> int:
+        """3 in the backbone, 2 in the bird's-eye view."""
+        return 3 if self.kernel_zyx[0] > 1 else 2
+
+    @property
     def taps(self) -> int:
         """Kernel taps."""
         z, y, x = self.kernel_zyx
