@@ -1,4 +1,4 @@
-"""What can be told about a serialized message without deserializing it."""
+"""Serialized messages: what can be told without the class of rclpy, and one form of their bytes."""
 
 from __future__ import annotations
 
@@ -6,7 +6,10 @@ import importlib
 import struct
 from typing import Any
 
+from rosbags.serde import SerdeError
+
 from driveRT_ros.core.errors import ConfigError, InvalidFrame
+from driveRT_ros.io.typestore import deserialize, serialize
 
 
 def message_class(type_name: str) -> Any:
@@ -49,3 +52,23 @@ def header_stamp_ns(raw: bytes) -> int:
         )  # fmt: skip
     sec, nanosec = struct.unpack_from("<iI" if raw[1] & 1 else ">iI", raw, 4)
     return sec * 1_000_000_000 + nanosec
+
+
+def canonical(raw: bytes, type_name: str) -> bytes:
+    """Return the bytes of an equal message with zeros between its fields and nothing behind them.
+
+    Fast CDR leaves the bytes that align a field as they were in memory, and the transport pads a
+    message to four bytes, so that equal messages travel as different bytes.
+
+    Args:
+        raw: CDR with its encapsulation.
+        type_name: ``package/msg/Name``.
+
+    Raises:
+        ConfigError: If the type is not known to this package.
+        InvalidFrame: If the bytes are no such message.
+    """
+    try:
+        return serialize(deserialize(raw, type_name), type_name)
+    except SerdeError as error:
+        raise InvalidFrame(f"{len(raw)} bytes are no {type_name}: {error}; drop them.") from None

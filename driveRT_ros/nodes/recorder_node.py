@@ -9,10 +9,10 @@ from typing import Any
 
 from rclpy.qos import DurabilityPolicy, QoSProfile, ReliabilityPolicy
 
-from driveRT_ros.core.errors import ConfigError
+from driveRT_ros.core.errors import ConfigError, InvalidFrame
 from driveRT_ros.io.bag import BagWriter
 from driveRT_ros.nodes.base import ManagedNode, run
-from driveRT_ros.nodes.raw import header_stamp_ns, message_class, starts_with_header
+from driveRT_ros.nodes.raw import canonical, header_stamp_ns, message_class, starts_with_header
 from driveRT_ros.nodes.recording import RecorderConfig, ReorderBuffer, TopicFilter
 
 READY = "Recording"
@@ -42,6 +42,7 @@ class RecorderNode(ManagedNode):
 
     def do_configure(self) -> None:
         """Open the bag, and enter the topics whose type is given."""
+        self.fault_code = 2  # what can go wrong here is what was asked for
         config: RecorderConfig = self.config
         if not config.bag_path:
             raise ConfigError("Parameter 'bag_path' must name the bag to write.")
@@ -54,6 +55,7 @@ class RecorderNode(ManagedNode):
         for topic, type_name in self._filter.typed.items():
             self._writer.add_topic(topic, type_name)
             self._types[topic] = type_name
+        self.fault_code = 1
 
     def do_activate(self) -> None:
         """Look for topics now and from now on."""
@@ -61,12 +63,17 @@ class RecorderNode(ManagedNode):
         self._scan_timer = self.create_steady_timer(0.1, self._scan)
 
     def do_deactivate(self) -> None:
-        """Stop listening."""
+        """Take what has arrived and stop listening."""
         if self._scan_timer is not None:
             self.destroy_timer(self._scan_timer)
             self._scan_timer = None
         while self._subscriptions_made:
-            self.destroy_subscription(self._subscriptions_made.pop())
+            subscription = self._subscriptions_made.pop()
+            handle, kind = subscription.handle, subscription.msg_type
+            with handle:
+                while (taken := handle.take_message(kind, True)) is not None:
+                    subscription.callback(taken[0])
+            self.destroy_subscription(subscription)
 
     def do_cleanup(self) -> None:
         """Write what is held, close the bag and say how much is in it."""
@@ -120,11 +127,22 @@ class RecorderNode(ManagedNode):
 
     def _on_message(self, topic: str, has_header: bool, raw: bytes) -> None:
         stamp_ns = header_stamp_ns(raw) if has_header else 0
+        if self.config.canonical:
+            raw = self._canonical(topic, raw)
         self._buffer.add(topic, raw, stamp_ns or self.get_clock().now().nanoseconds)
         self.counts[topic] += 1
         until = self.config.until_count
         if until and self.counts[self.config.until_topic] >= until:
             self.finished = True
+
+    def _canonical(self, topic: str, raw: bytes) -> bytes:
+        try:
+            return canonical(raw, self._types[topic])
+        except (ConfigError, InvalidFrame) as error:
+            self.get_logger().warning(
+                f"Topic '{topic}' is recorded as it arrives: {error}", throttle_duration_sec=10.0
+            )
+            return raw
 
     def _write(self, topic: str, raw: bytes, log_time_ns: int) -> None:
         assert self._writer is not None

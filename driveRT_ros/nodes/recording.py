@@ -25,6 +25,11 @@ class RecorderConfig(Config):
     until_topic: str = param("", "Stop after until_count messages of this topic.")
     until_count: int = param(0, "Messages of until_topic after which to stop; 0 never.", ge=0)
     queue_depth: int = param(1000, "History depth of every subscription.", ge=1, le=100_000)
+    canonical: bool = param(
+        True,
+        "Write zeros where the middleware leaves chance between fields: equal messages then are "
+        "equal bytes. Switch off for many large messages that are not compared.",
+    )
     reorder_window_s: float = param(
         5.0,
         "Messages this close in log time are written in order of log time, then topic.",

@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
+import queue
 import threading
 import time
 from contextlib import contextmanager
 from dataclasses import dataclass
 
+import numpy as np
 import pytest
 
 from driveRT_ros.core.errors import ConfigError, InvalidFrame
+from driveRT_ros.io.encode import encode_transforms
+from driveRT_ros.io.typestore import message_type, serialize
 from driveRT_ros.nodes.playback import Lockstep, Pacer, Playback, ReplayConfig
-from driveRT_ros.nodes.raw import header_stamp_ns
+from driveRT_ros.nodes.raw import canonical, header_stamp_ns
 from driveRT_ros.nodes.recording import ReorderBuffer, TopicFilter
 
 MS = 1_000_000
@@ -50,6 +54,8 @@ class Sink:
         self.in_flight = self.most_in_flight = 0
         self.answer_s = answer_s
         self.messages = messages
+        self.pending: queue.Queue[int] = queue.Queue()
+        threading.Thread(target=self.answer_all, daemon=True).start()
         self.playback = Playback(
             config, self.open, self.publish, self.clock.append, self.warnings.append
         )
@@ -64,11 +70,14 @@ class Sink:
         if topic == "/points" and self.answer_s is not None:
             self.in_flight += 1
             self.most_in_flight = max(self.most_in_flight, self.in_flight)
-            threading.Timer(self.answer_s, self.answer, [stamp_of(raw)]).start()
+            self.pending.put(stamp_of(raw))
 
-    def answer(self, stamp_ns):
-        self.in_flight -= 1
-        self.playback.lockstep.answer(stamp_ns)
+    def answer_all(self):
+        while True:
+            stamp_ns = self.pending.get()
+            time.sleep(self.answer_s)
+            self.in_flight -= 1
+            self.playback.lockstep.answer(stamp_ns)
 
     def run(self):
         return self.playback.run(stamp_of)
@@ -191,6 +200,17 @@ def test_header_stamp_is_read_in_both_byte_orders(endian, flag):
 def test_a_message_too_short_for_a_header_is_refused():
     with pytest.raises(InvalidFrame, match="too short"):
         header_stamp_ns(b"\0\1\0\0\5")
+
+
+def test_equal_messages_become_equal_bytes_whatever_lies_between_their_fields():
+    kind = "geometry_msgs/msg/TransformStamped"
+    message = encode_transforms([(7, "map", "x", np.eye(4))], message_type).transforms[0]
+    clean = serialize(message, kind)
+    gap = clean.index(b"x\0") + 2  # behind the name, before the aligned doubles
+    dirty = clean[:gap] + b"\xee" + clean[gap + 1 :] + b"\x2c"
+    assert canonical(clean, kind) == canonical(dirty, kind) == clean
+    with pytest.raises(InvalidFrame, match="are no geometry_msgs"):
+        canonical(clean[:30], kind)
 
 
 def test_reordering_writes_by_log_time_then_topic_and_survives_a_backward_jump():
