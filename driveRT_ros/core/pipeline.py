@@ -57,11 +57,12 @@ class LidarPipeline:
         self.device = _device(device)
         self.dtype = dtype
         self.ops = Ops.for_device(self.device)
+        self._shape_zyx = config.voxelization.sparse_shape_zyx
         tensors = weights.to(self.device, dtype)
         self._backbone = Backbone(config.model, tensors, self.ops)
         self._heads = Heads(config, tensors, self.ops.rotated_nms)
 
-    @torch.inference_mode()
+    @torch.no_grad()
     def process(
         self, points: torch.Tensor | npt.NDArray[np.floating], *, with_bev: bool = False
     ) -> Detections:
@@ -87,8 +88,7 @@ class LidarPipeline:
         clock.lap("voxelize")
 
         # Every coordinate map of the frame; none depends on a feature.
-        shape = self.config.voxelization.sparse_shape_zyx
-        maps = self._backbone.build_maps(voxels.coords_bzyx, shape)
+        maps = self._backbone.build_maps(voxels.coords_bzyx, self._shape_zyx)
         clock.lap("maps")
 
         # Six sparse levels, the last three merged in the bird's-eye view.
@@ -120,17 +120,18 @@ class LidarPipeline:
                 "detections": _crc32(boxes, scores, labels),
             },
         )
-        names = self.config.model.class_names
         grid = build_bev_grid(cloud, self.config, self._layers(bev, heat)) if with_bev else None
-        return Detections(boxes, scores, labels, names, report, grid)
+        return Detections(boxes, scores, labels, self.config.model.class_names, report, grid)
 
     def _checked(self, points: torch.Tensor | npt.NDArray[np.floating]) -> torch.Tensor:
         """Return the points on the device in the dtype of the pipeline."""
-        if not isinstance(points, (torch.Tensor, np.ndarray)):
-            raise InvalidFrame(
-                "Points must be a torch tensor or a numpy array.", "points",
-                type(points).__name__, "torch.Tensor or numpy.ndarray",
-            )  # fmt: skip
+        if isinstance(points, np.ndarray):
+            dtype = points.dtype.name
+        elif isinstance(points, torch.Tensor):
+            dtype = str(points.dtype).removeprefix("torch.")
+        else:
+            kind = type(points).__name__
+            raise InvalidFrame("Points must be an array.", "points", kind, "torch or numpy array")
         if points.ndim != 2 or points.shape[1] != NUM_FEATURES:
             raise InvalidFrame(
                 "Points must be rows of x, y, z, intensity, time lag.",
@@ -138,17 +139,15 @@ class LidarPipeline:
                 tuple(points.shape),
                 f"(N, {NUM_FEATURES})",
             )
-        if str(points.dtype).rpartition(".")[2] not in ("float32", "float64"):
+        if dtype not in ("float32", "float64"):
             raise InvalidFrame(
-                "Points must be float32 or float64; convert them, and see that half precision "
-                "has not already moved them.",
+                "Points of another type may have lost precision; convert them where they are made.",
                 "points",
-                str(points.dtype),
+                dtype,
                 "float32 or float64",
             )
-        if isinstance(points, np.ndarray):
-            native = points.dtype.newbyteorder("=")
-            points = torch.from_numpy(np.array(points, dtype=native))
+        if isinstance(points, np.ndarray):  # of any byte order, strides and protection
+            points = torch.from_numpy(np.array(points, dtype=dtype, order="C"))
         return points.to(device=self.device, dtype=self.dtype)
 
     def _notes(
