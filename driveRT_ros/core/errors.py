@@ -1,4 +1,4 @@
-"""The four exceptions that driveRT_ros raises on purpose."""
+"""The exceptions that driveRT_ros raises on purpose."""
 
 from __future__ import annotations
 
@@ -46,3 +46,7 @@ class PlanMismatch(DriveRTError):  # noqa: N818 - public API
 
 class CheckpointError(DriveRTError):
     """A checkpoint misses keys, has extra keys, or holds tensors of the wrong shape."""
+
+
+class DeviceError(DriveRTError):
+    """The GPU, its driver or its compiler is missing, or refuses a kernel."""

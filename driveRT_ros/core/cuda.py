@@ -1,0 +1,249 @@
+"""Find, compile, cache and launch CUDA kernels: the only module that launches one.
+
+The sources under ``kernels/`` are compiled with NVRTC for the GPU at hand, so no binary can be
+missing. torch owns the memory, the context and the streams. A launch that is bound once costs one
+driver call each time: its arguments stay where the driver reads them.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import functools
+from collections.abc import Mapping, Sequence
+
+import torch
+
+from driveRT_ros.core.errors import ConfigError, DeviceError
+from driveRT_ros.core.kernel_args import argument_array, check_size, pack_arguments
+from driveRT_ros.core.nvrtc import compile_cubin
+
+Defines = Mapping[str, object]
+
+_MAX_GRID = (2**31 - 1, 65535, 65535)
+_MAX_BLOCK = (1024, 1024, 64)
+_LEAST_DYNAMIC = 48 * 1024  # more needs the kernel's consent
+_INVALID_CONTEXT, _INVALID_VALUE, _INVALID_HANDLE, _CONTEXT_DESTROYED = 201, 1, 400, 709
+_ATTRIBUTE_MAX_THREADS, _ATTRIBUTE_STATIC_SHARED, _ATTRIBUTE_MAX_DYNAMIC = 0, 1, 8
+_DEVICE_SHARED_OPTIN = 97
+
+
+class Kernel:
+    """One kernel, compiled and loaded on one device.
+
+    Args:
+        stem: Source file without its suffix, as ``levels``.
+        name: The ``extern "C"`` name of the kernel.
+        defines: Compile-time constants.
+        shared_bytes: Dynamic shared memory of a launch.
+        specific: Compile for exactly this chip (``sm_90a``): what wgmma and setmaxnreg need.
+        device: CUDA device; by default torch's current one.
+
+    Raises:
+        ConfigError: If the source, the kernel or that much shared memory does not exist.
+        DeviceError: If there is no usable CUDA device, or the source does not compile.
+    """
+
+    def __init__(
+        self,
+        stem: str,
+        name: str,
+        defines: Defines | None = None,
+        *,
+        shared_bytes: int = 0,
+        specific: bool = False,
+        device: torch.device | int | None = None,
+    ) -> None:
+        self.device = _device_index(device)
+        self.name, self.shared_bytes = name, shared_bytes
+        arch = device_arch(self.device, specific=specific)
+        self._context = _context(self.device)
+        key = tuple(sorted((k, str(v)) for k, v in (defines or {}).items()))
+        module = _module(self.device, stem, arch, key)
+        self.function = ctypes.c_void_p()
+        code = _driver().cuModuleGetFunction(ctypes.byref(self.function), module, name.encode())
+        if code == 500:
+            raise ConfigError(f"kernels/{stem}.cu has no kernel named '{name}'.")
+        _check(code, f"looking up the kernel '{name}'")
+        self.max_threads = self._attribute(_ATTRIBUTE_MAX_THREADS)
+        self._allow_shared()
+        self.parameter_sizes = self._parameter_sizes()
+
+    def bind(self, grid: int | Sequence[int], block: int | Sequence[int], *args: object) -> Launch:
+        """Prepare a launch; see :class:`Launch`."""
+        return Launch(self, grid, block, args)
+
+    def _attribute(self, attribute: int) -> int:
+        value = ctypes.c_int()
+        code = _driver().cuFuncGetAttribute(ctypes.byref(value), attribute, self.function)
+        _check(code, f"asking for an attribute of the kernel '{self.name}'")
+        return value.value
+
+    def _allow_shared(self) -> None:
+        limit = ctypes.c_int()
+        code = _driver().cuDeviceGetAttribute(
+            ctypes.byref(limit), _DEVICE_SHARED_OPTIN, self.device
+        )
+        _check(code, "asking for the shared memory of the device")
+        needed = self.shared_bytes + self._attribute(_ATTRIBUTE_STATIC_SHARED)
+        if self.shared_bytes < 0 or needed > limit.value:
+            raise ConfigError(
+                f"The kernel '{self.name}' needs {needed} bytes of shared memory a block, the GPU "
+                f"has {limit.value}; choose a smaller tile or fewer stages."
+            )
+        if self.shared_bytes > _LEAST_DYNAMIC:
+            code = _driver().cuFuncSetAttribute(
+                self.function, _ATTRIBUTE_MAX_DYNAMIC, self.shared_bytes
+            )
+            _check(code, f"allowing '{self.name}' {self.shared_bytes} bytes of shared memory")
+
+    def _parameter_sizes(self) -> tuple[int, ...] | None:
+        """Return the size of each parameter, or None where the driver is too old to tell."""
+        ask = getattr(_driver(), "cuFuncGetParamInfo", None)  # since CUDA 12.4
+        if ask is None:
+            return None
+        sizes: list[int] = []
+        offset, size = ctypes.c_size_t(), ctypes.c_size_t()
+        while True:
+            code = ask(
+                self.function, ctypes.c_size_t(len(sizes)), ctypes.byref(offset), ctypes.byref(size)
+            )
+            if code == _INVALID_VALUE:  # one past the last
+                return tuple(sizes)
+            _check(code, f"asking for the parameters of the kernel '{self.name}'")
+            sizes.append(size.value)
+
+
+class Launch:
+    """A kernel with its grid and arguments, ready to go any number of times, from any thread.
+
+    Args:
+        kernel: The kernel.
+        grid: Blocks along x, y, z; a launch with a zero among them does nothing.
+        block: Threads along x, y, z.
+        args: Contiguous tensors (passed by address, and kept alive), None (a null pointer),
+            integers (32 bits), floats (single precision) or ctypes values.
+
+    Raises:
+        ConfigError: If a size, an argument or the number of arguments cannot be right.
+    """
+
+    def __init__(
+        self,
+        kernel: Kernel,
+        grid: int | Sequence[int],
+        block: int | Sequence[int],
+        args: Sequence[object],
+    ) -> None:
+        self.kernel = kernel
+        self.grid = check_size("grid", kernel.name, grid, _MAX_GRID)
+        self.block = check_size("block", kernel.name, block, _MAX_BLOCK)
+        threads = self.block[0] * self.block[1] * self.block[2]
+        if not 0 < threads <= kernel.max_threads:
+            raise ConfigError(
+                f"The kernel '{kernel.name}' can run 1 to {kernel.max_threads} threads a block, "
+                f"got {self.block}."
+            )
+        device = torch.device("cuda", kernel.device)
+        self._values = pack_arguments(kernel.name, args, device, kernel.parameter_sizes)
+        self._keep = tuple(args)
+        self._argv = argument_array(self._values)
+        self._empty = 0 in self.grid
+        self._sizes = [ctypes.c_uint(v) for v in (*self.grid, *self.block, kernel.shared_bytes)]
+        self._launch = _driver().cuLaunchKernel
+
+    def __call__(self, stream: int | None = None) -> None:
+        """Enqueue the kernel.
+
+        Args:
+            stream: Handle of a CUDA stream of the kernel's device; torch's current one by default.
+
+        Raises:
+            DeviceError: If the driver refuses; the message names kernel, grid and sizes.
+        """
+        if self._empty:
+            return
+        if stream is None:
+            stream = torch.cuda.current_stream(self.kernel.device).cuda_stream
+        code = self._enqueue(stream)
+        if code in (_INVALID_CONTEXT, _INVALID_HANDLE, _CONTEXT_DESTROYED):
+            # A thread that never used CUDA has no context, or torch changed the device here.
+            _check(_driver().cuCtxSetCurrent(self.kernel._context), "setting the CUDA context")
+            code = self._enqueue(stream)
+        if code:
+            _check(
+                code,
+                f"launching '{self.kernel.name}' on a grid of {self.grid} blocks of {self.block} "
+                f"threads with {self.kernel.shared_bytes} bytes of shared memory and "
+                f"{len(self._values)} arguments",
+            )
+
+    def _enqueue(self, stream: int) -> int:
+        return self._launch(
+            self.kernel.function, *self._sizes, ctypes.c_void_p(stream), self._argv, None
+        )
+
+
+def device_arch(device: int, *, specific: bool = False) -> str:
+    """Return what NVRTC calls the architecture of a device, as ``sm_90``.
+
+    Args:
+        device: Index of the CUDA device.
+        specific: Ask for the instructions of this very chip, where it has any (``sm_90a``).
+    """
+    major, minor = torch.cuda.get_device_capability(device)
+    return f"sm_{major}{minor}" + ("a" if specific and major >= 9 else "")
+
+
+# ---- driver -------------------------------------------------------------------------------------
+
+
+@functools.cache
+def _driver() -> ctypes.CDLL:
+    if not torch.cuda.is_available():
+        raise DeviceError(
+            f"torch {torch.__version__} finds no CUDA device; use device 'cpu', or install a "
+            "driver and a CUDA build of torch."
+        )
+    torch.cuda.init()
+    return ctypes.CDLL("libcuda.so.1")
+
+
+def _check(code: int, doing: str) -> None:
+    if code == 0:
+        return
+    text = ctypes.c_char_p()
+    _driver().cuGetErrorString(code, ctypes.byref(text))
+    reason = text.value.decode() if text.value else "unknown"
+    raise DeviceError(f"CUDA error {code} ({reason}) while {doing}.")
+
+
+def _device_index(device: torch.device | int | None) -> int:
+    _driver()
+    if isinstance(device, torch.device):
+        device = device.index
+    return torch.cuda.current_device() if device is None else device
+
+
+@functools.cache
+def _context(device: int) -> ctypes.c_void_p:
+    """Return the primary context of a device: the one torch uses."""
+    context = ctypes.c_void_p()
+    code = _driver().cuDevicePrimaryCtxRetain(ctypes.byref(context), device)
+    _check(code, f"taking the context of CUDA device {device}")
+    return context
+
+
+@functools.cache
+def _module(
+    device: int, stem: str, arch: str, defines: tuple[tuple[str, str], ...]
+) -> ctypes.c_void_p:
+    cubin, _ = compile_cubin(stem, arch, dict(defines))
+    module = ctypes.c_void_p()
+    driver = _driver()
+    _check(driver.cuCtxPushCurrent_v2(_context(device)), "setting the CUDA context")
+    try:
+        code = driver.cuModuleLoadData(ctypes.byref(module), cubin)
+    finally:
+        driver.cuCtxPopCurrent_v2(ctypes.byref(ctypes.c_void_p()))
+    _check(code, f"loading {stem}.cu compiled for {arch}")
+    return module
