@@ -77,7 +77,7 @@ class LidarNode(ManagedNode):
         pipeline = LidarPipeline(config, weights, config.device)
         self._weights = pipeline.weights
         if not self._weights.trained:
-            log.warning(f"untrained weights: {UNTRAINED}")
+            log.warning(UNTRAINED)
         log.info("Warming up on a synthetic cloud.")
         pipeline.process(_warm_up_cloud(config))
         self._health = Health(config.diagnostics)
