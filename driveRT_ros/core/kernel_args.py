@@ -13,6 +13,8 @@ import torch
 from driveRT_ros.core.errors import ConfigError
 from driveRT_ros.core.nvrtc import read_source
 
+KernelValue = ctypes._SimpleCData | ctypes.Array
+
 
 def check_size(
     what: str, kernel: str, value: int | Sequence[int], limits: Sequence[int]
@@ -37,7 +39,7 @@ def pack_arguments(
     args: Sequence[object],
     device: torch.device,
     sizes: Sequence[int] | None = None,
-) -> list[ctypes._SimpleCData]:
+) -> list[KernelValue]:
     """Convert arguments to the values that the driver copies.
 
     Args:
@@ -59,7 +61,7 @@ def pack_arguments(
     return values
 
 
-def _pack(kernel: str, i: int, arg: object, device: torch.device) -> ctypes._SimpleCData:
+def _pack(kernel: str, i: int, arg: object, device: torch.device) -> KernelValue:
     where = f"Argument {i} of the kernel '{kernel}'"
     if arg is None:
         return ctypes.c_void_p(None)
@@ -72,6 +74,8 @@ def _pack(kernel: str, i: int, arg: object, device: torch.device) -> ctypes._Sim
         return ctypes.c_void_p(arg.data_ptr())
     if isinstance(arg, ctypes._SimpleCData):
         return arg
+    if isinstance(arg, np.void):  # a struct, passed by value
+        return (ctypes.c_char * arg.nbytes).from_buffer_copy(arg.tobytes())
     if isinstance(arg, (int, np.integer)) and not isinstance(arg, bool):
         if not -(2**31) <= arg < 2**31:
             raise ConfigError(f"{where} is {arg}, which does not fit 32 bits.")
@@ -79,12 +83,12 @@ def _pack(kernel: str, i: int, arg: object, device: torch.device) -> ctypes._Sim
     if isinstance(arg, (float, np.floating)):
         return ctypes.c_float(float(arg))
     raise ConfigError(
-        f"{where} is a {type(arg).__name__}; pass a tensor, None, an integer, a float or a "
-        "ctypes value."
+        f"{where} is a {type(arg).__name__}; pass a tensor, None, an integer, a float, a "
+        "struct or a ctypes value."
     )
 
 
-def argument_array(values: Sequence[ctypes._SimpleCData]) -> ctypes.Array:
+def argument_array(values: Sequence[KernelValue]) -> ctypes.Array:
     """Return the array of addresses that a launch reads its arguments through."""
     return (ctypes.c_void_p * len(values))(*[ctypes.addressof(v) for v in values])
 
@@ -122,36 +126,54 @@ def struct_dtype(file: str, name: str) -> np.dtype:
     return np.dtype(fields, align=True)
 
 
-def pack_structs(
-    file: str, name: str, rows: Sequence[Mapping[str, object]], device: torch.device | str
-) -> torch.Tensor:
-    """Lay structs out as the kernels read them.
+def struct_value(file: str, name: str, fields: Mapping[str, object]) -> np.void:
+    """Lay one struct out as kernels read it, to be passed by value.
 
     Args:
         file: File name in ``kernels/`` that declares the struct.
         name: The struct.
-        rows: One mapping a struct: every field, by name; a tensor stands for its address, and the
-            caller keeps it alive.
-        device: Where the result lies.
-
-    Returns:
-        (bytes,) uint8.
+        fields: Every field, by name; a tensor stands for its address, a list of tensors for an
+            array of addresses, and the caller keeps them alive.
 
     Raises:
         ConfigError: If a field is missing, unknown or out of range.
     """
     dtype = struct_dtype(file, name)
-    packed = np.zeros(len(rows), dtype)
+    if set(fields) != set(dtype.names or ()):
+        odd = sorted(set(fields) ^ set(dtype.names or ()))
+        raise ConfigError(f"Fields {odd} of struct '{name}' are missing or unknown.")
+    packed = np.zeros(1, dtype)
+    for key, value in fields.items():
+        try:
+            packed[key][0] = (
+                [_plain(v) for v in value] if isinstance(value, list) else _plain(value)
+            )
+        except (OverflowError, TypeError, ValueError) as error:
+            raise ConfigError(f"Field '{key}' of struct '{name}' cannot be {value!r}.") from error
+    return packed[0]
+
+
+def _plain(value: object) -> object:
+    if isinstance(value, torch.Tensor):
+        return value.data_ptr()
+    return 0 if value is None else value
+
+
+def pack_structs(
+    file: str, name: str, rows: Sequence[Mapping[str, object]], device: torch.device | str
+) -> torch.Tensor:
+    """Lay an array of structs out as kernels read it; see :func:`struct_value`.
+
+    Args:
+        file: File name in ``kernels/`` that declares the struct.
+        name: The struct.
+        rows: The fields of each.
+        device: Where the result lies.
+
+    Returns:
+        (bytes,) uint8.
+    """
+    packed = np.zeros(len(rows), struct_dtype(file, name))
     for i, row in enumerate(rows):
-        if set(row) != set(dtype.names or ()):
-            odd = sorted(set(row) ^ set(dtype.names or ()))
-            raise ConfigError(f"Fields {odd} of struct '{name}' are missing or unknown.")
-        for key, value in row.items():
-            plain = value.data_ptr() if isinstance(value, torch.Tensor) else value
-            try:
-                packed[key][i] = 0 if plain is None else plain
-            except (OverflowError, TypeError, ValueError) as error:
-                raise ConfigError(
-                    f"Field '{key}' of struct '{name}' cannot be {value!r}."
-                ) from error
+        packed[i] = struct_value(file, name, row)
     return torch.from_numpy(packed.view(np.uint8).copy()).to(device)

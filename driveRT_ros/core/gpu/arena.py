@@ -1,0 +1,53 @@
+"""Device memory of one frame: allocated once, cleared by one memset."""
+
+from __future__ import annotations
+
+import math
+
+import torch
+
+from driveRT_ros.core.errors import ConfigError
+
+_ALIGN = 256  # bytes; what a cudaMalloc would give
+
+
+class Arena:
+    """Buffers with fixed addresses, in two kinds: zero at the start of every frame, and not.
+
+    Args:
+        device: Where the buffers lie.
+        zeroed_bytes: Room for all buffers that start at zero.
+    """
+
+    def __init__(self, device: torch.device, zeroed_bytes: int) -> None:
+        self.device = device
+        self._zeroed = torch.zeros(zeroed_bytes, dtype=torch.uint8, device=device)
+        self._used = 0
+        self._buffers: list[torch.Tensor] = []
+
+    def zeroed(self, *shape: int, dtype: torch.dtype = torch.int32) -> torch.Tensor:
+        """Return a buffer that :meth:`clear` sets to zero."""
+        size = math.prod(shape) * dtype.itemsize
+        if self._used + size > len(self._zeroed):
+            raise ConfigError(
+                f"The arena has {len(self._zeroed)} bytes for buffers that start at zero; "
+                f"{self._used + size} are needed."
+            )
+        buffer = self._zeroed[self._used : self._used + size].view(dtype).view(shape)
+        self._used += -(-size // _ALIGN) * _ALIGN
+        return buffer
+
+    def empty(self, *shape: int, dtype: torch.dtype = torch.int32) -> torch.Tensor:
+        """Return a buffer that keeps what the last frame left in it."""
+        buffer = torch.empty(shape, dtype=dtype, device=self.device)
+        self._buffers.append(buffer)
+        return buffer
+
+    def clear(self) -> None:
+        """Zero what starts at zero, on the current stream."""
+        self._zeroed[: self._used].zero_()
+
+    @property
+    def num_bytes(self) -> int:
+        """Bytes held."""
+        return len(self._zeroed) + sum(b.numel() * b.itemsize for b in self._buffers)

@@ -1,0 +1,90 @@
+// The coordinate structure of one frame: a two-step bitmap per level ("leaf map").
+//
+// A level is a grid of cells grouped into leaves of 8 x 8 x 8. A bit of a top word says that a leaf
+// holds an active cell; a leaf has eight words, one a z slice, bit = (y & 7) * 8 + (x & 7). Each
+// word stands beside the number of set bits before it, so the row of a cell - the number of active
+// cells before it in (leaf raster, z, y, x) order - takes two loads and two population counts: no
+// hash, no probe, no sort, and the same order on every run.
+#pragma once
+#include "common.cuh"
+
+constexpr int kWordsPerLeaf = 8;
+
+struct Level {
+    int nz, ny, nx;         // cells along each axis
+    int ly, lx;             // leaves along y and x
+    int stride;             // edge of a cell in cells of level 1 (3-D levels)
+    int kind;               // 0: 3-D; 1: bird's-eye union; 2: its 3 x 3 dilation
+    int top_words;
+    int leaf_capacity;      // leaves that fit
+    int row_capacity;       // rows that fit
+    uint2* top;             // (top_words) leaf bits, leaves before
+    ulonglong2* leaf;       // (leaf_capacity, 8) cell bits, rows before
+    int* leaf_cell;         // (leaf_capacity) raster index of each leaf
+    int* coords;            // (row_capacity, 3) z, y, x
+    int* counts;            // leaves, rows (true numbers, also where more than fit), two tickets
+    u64* leaf_status;       // one word a chunk, for the prefix sums
+    u64* row_status;
+};
+
+struct LeafBit {
+    int leaf_cell;  // raster index of the leaf
+    int word, bit;  // slice in the leaf, bit in the slice
+};
+
+__device__ __forceinline__ LeafBit leaf_bit(const Level& level, int z, int y, int x) {
+    return {((z >> 3) * level.ly + (y >> 3)) * level.lx + (x >> 3), z & 7, (y & 7) * 8 + (x & 7)};
+}
+
+// Number of the leaf among active leaves, or -1 where it is not active or did not fit.
+__device__ __forceinline__ int leaf_index(const Level& level, int leaf_cell) {
+    const uint2 top = level.top[leaf_cell >> 5];
+    const u32 bit = 1u << (leaf_cell & 31);
+    if (!(top.x & bit)) return -1;
+    const int leaf = static_cast<int>(top.y) + __popc(top.x & (bit - 1));
+    return leaf < level.leaf_capacity ? leaf : -1;
+}
+
+__device__ __forceinline__ int rows_of(const Level& level) { return min(level.counts[1], level.row_capacity); }
+
+// The up to 2 x 2 words of one z plane that hold a window of at most 3 x 3 cells.
+struct Window {
+    ulonglong2 word[2][2];
+    int y0, x0;  // first cell of the window; -1 is legal
+
+    __device__ __forceinline__ void load(const Level& level, int z, int y, int x, int rows, int columns) {
+        y0 = y, x0 = x;
+        const int leaf_z = z >> 3;
+#pragma unroll
+        for (int a = 0; a < 2; ++a)
+#pragma unroll
+            for (int b = 0; b < 2; ++b) {
+                word[a][b] = make_ulonglong2(0, 0);
+                const int cy = (y >> 3) + a, cx = (x >> 3) + b;
+                const bool needed = (a == 0 || (y + rows - 1) >> 3 > y >> 3) && (b == 0 || (x + columns - 1) >> 3 > x >> 3);
+                if (!needed || z < 0 || z >= level.nz || cy < 0 || cy >= level.ly || cx < 0 || cx >= level.lx) continue;
+                const int leaf = leaf_index(level, (leaf_z * level.ly + cy) * level.lx + cx);
+                if (leaf >= 0) word[a][b] = level.leaf[leaf * kWordsPerLeaf + (z & 7)];
+            }
+    }
+
+    // Bits of three cells along x in window row dy.
+    __device__ __forceinline__ u32 triple(int dy) const {
+        const int y = y0 + dy;
+        const bool upper = (y >> 3) > (y0 >> 3);
+        const u64 left = upper ? word[1][0].x : word[0][0].x, right = upper ? word[1][1].x : word[0][1].x;
+        const int shift = (y & 7) * 8;
+        const u32 both = static_cast<u32>(left >> shift & 255u) | static_cast<u32>(right >> shift & 255u) << 8;
+        return both >> (x0 & 7) & 7u;
+    }
+
+    // Row of the cell (dy, dx), which must be active.
+    __device__ __forceinline__ int row(int dy, int dx) const {
+        const int y = y0 + dy, x = x0 + dx;
+        const bool upper = (y >> 3) > (y0 >> 3), far = (x >> 3) > (x0 >> 3);
+        const ulonglong2 near_word = upper ? word[1][0] : word[0][0], far_word = upper ? word[1][1] : word[0][1];
+        const ulonglong2 w = far ? far_word : near_word;
+        const u64 below = (1ull << ((y & 7) * 8 + (x & 7))) - 1;
+        return static_cast<int>(w.y) + __popcll(w.x & below);
+    }
+};

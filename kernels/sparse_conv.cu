@@ -1,0 +1,174 @@
+// Exact FP32 masked implicit GEMM on the CUDA cores.
+//
+//   out[row] = epilogue( sum over taps k of  x[input_row(row, k)] @ w[k] )
+//
+// A block owns tiles of TM output rows that use similar taps (coordmap.cu) and all COUT channels.
+// It walks the taps of the tile in ascending order, KC input channels at a time: gathered input rows
+// and a slab of weights travel to shared memory asynchronously, STAGES deep, while each thread
+// multiplies an RPT x CPT corner of the tile in registers.
+//
+// Weights lie as [tap][input channel][output channel], so a slab is contiguous and a thread reads
+// runs of four channels with one 16-byte load. The runs of a thread lie 4 * LC channels apart and
+// neighbouring lanes share a run, which makes every shared read conflict-free.
+//
+// Sums of one row always run over taps in ascending order inside a group and over groups in
+// ascending order, whatever tile the row fell into: same tactic, same bytes.
+//
+// Specialised at compile time by CIN, COUT, TM, KC, RPT, CPT, STAGES and MIN_BLOCKS.
+#include "common.cuh"
+
+constexpr int kLanesC = COUT / CPT < 8 ? COUT / CPT : 8;   // lanes of a warp along channels
+constexpr int kLanesR = 32 / kLanesC;                      // and along rows
+constexpr int kThreads = (COUT / CPT) * (TM / RPT);
+constexpr int kWarpsC = COUT / CPT / kLanesC;
+constexpr int kRuns = CPT / 4;
+constexpr int kRowStride = KC + 4;                         // floats; keeps rows on different banks
+constexpr int kStageA = TM * kRowStride, kStageB = KC * COUT;
+constexpr int kCopiesA = TM * KC / 4 / kThreads, kCopiesB = KC * COUT / 4 / kThreads;
+constexpr int kSlabs = CIN / KC;                           // slabs of one tap
+static_assert(CIN % KC == 0 && KC % 4 == 0 && CPT % 4 == 0, "channels are read four at a time");
+static_assert(TM * KC / 4 % kThreads == 0 && KC * COUT / 4 % kThreads == 0, "copies are equal");
+static_assert(kThreads % 32 == 0 && (COUT / CPT) % kLanesC == 0, "whole warps");
+
+struct Convolution {
+    const float* x;         // (input rows, CIN)
+    const float* weight;    // (taps, CIN, COUT)
+    const float* bias;      // (COUT) or null
+    const float* residual;  // (rows, COUT) or null
+    float* out;             // (rows, COUT), or one such block a group where groups > 1
+    const int* order;       // (tiles, TM)
+    const int* table;       // (tiles, group_taps, TM)
+    const u32* tile_mask;   // (tiles)
+    const int* tile_rank;   // (tiles) tile to run next, dearest first, or null
+    const int* n_tiles;
+    int* ticket;            // next tile to run; zero at launch
+    int group_taps;
+    int relu;
+};
+
+struct Epilogue {
+    __device__ static float4 apply(const Convolution& c, float4 v, long long at, int channel) {
+        if (c.bias) v = add(v, *reinterpret_cast<const float4*>(c.bias + channel));
+        if (c.residual) v = add(v, *reinterpret_cast<const float4*>(c.residual + at));
+        return c.relu ? relu4(v) : v;
+    }
+};
+
+// Copies slab after slab of a tile's taps into the ring of stages.
+struct Loader {
+    const Convolution& c;
+    float *a, *b;
+    const int* table;
+    const float* weight;
+    u32 taps;               // still to come
+    int slab, slot, source[kCopiesA];
+
+    __device__ Loader(const Convolution& conv, float* smem, int tile, u32 mask)
+        : c(conv), a(smem), b(smem + STAGES * kStageA),
+          table(conv.table + static_cast<long long>(tile) * conv.group_taps * TM),
+          weight(nullptr), taps(mask), slab(0), slot(0) {}
+
+    __device__ __forceinline__ void load(int stage) {
+        constexpr int columns = KC / 4;
+        if (slab == 0) {
+            weight = c.weight + static_cast<long long>(__ffs(taps) - 1) * (CIN * COUT);
+            taps &= taps - 1;
+#pragma unroll
+            for (int i = 0; i < kCopiesA; ++i)
+                source[i] = table[slot * TM + (threadIdx.x + i * kThreads) / columns];
+            ++slot;
+        }
+#pragma unroll
+        for (int i = 0; i < kCopiesA; ++i) {
+            const int e = threadIdx.x + i * kThreads, row = e / columns, column = e % columns * 4;
+            const bool present = source[i] >= 0;
+            const long long from = static_cast<long long>(present ? source[i] : 0) * CIN;
+            copy16_async(a + stage * kStageA + row * kRowStride + column,
+                         c.x + from + slab * KC + column, present);
+        }
+#pragma unroll
+        for (int i = 0; i < kCopiesB; ++i) {
+            const int e = (threadIdx.x + i * kThreads) * 4;
+            copy16_async(b + stage * kStageB + e, weight + slab * kStageB + e, true);
+        }
+        if (++slab == kSlabs) slab = 0;
+    }
+};
+
+// acc += a[RPT rows][KC] * b[KC][CPT channels]
+__device__ __forceinline__ void multiply(float (&acc)[RPT][CPT], const float* a, const float* b) {
+#pragma unroll
+    for (int k = 0; k < KC; k += 4) {
+        float4 rows[RPT];
+#pragma unroll
+        for (int i = 0; i < RPT; ++i)
+            rows[i] = *reinterpret_cast<const float4*>(a + i * kLanesR * kRowStride + k);
+#pragma unroll
+        for (int kk = 0; kk < 4; ++kk) {
+            float4 run[kRuns];
+#pragma unroll
+            for (int r = 0; r < kRuns; ++r)
+                run[r] = *reinterpret_cast<const float4*>(b + (k + kk) * COUT + r * kLanesC * 4);
+#pragma unroll
+            for (int i = 0; i < RPT; ++i) {
+                const float v = component(rows[i], kk);
+#pragma unroll
+                for (int r = 0; r < kRuns; ++r) {
+                    acc[i][r * 4 + 0] = fmaf(v, run[r].x, acc[i][r * 4 + 0]);
+                    acc[i][r * 4 + 1] = fmaf(v, run[r].y, acc[i][r * 4 + 1]);
+                    acc[i][r * 4 + 2] = fmaf(v, run[r].z, acc[i][r * 4 + 2]);
+                    acc[i][r * 4 + 3] = fmaf(v, run[r].w, acc[i][r * 4 + 3]);
+                }
+            }
+        }
+    }
+}
+
+extern "C" __global__ void __launch_bounds__(kThreads, MIN_BLOCKS)
+sparse_conv(const __grid_constant__ Convolution c) {
+    SHARED_DYNAMIC(float, smem);
+    __shared__ int next_tile;
+
+    const int lane = threadIdx.x & 31, warp = threadIdx.x >> 5;
+    const int lane_c = (lane >> 1) % kLanesC, lane_r = lane / (2 * kLanesC) * 2 + (lane & 1);
+    const int row0 = warp / kWarpsC * (kLanesR * RPT) + lane_r;
+    const int channel0 = warp % kWarpsC * (kLanesC * CPT) + lane_c * 4;
+    const int tiles = *c.n_tiles;
+    for (int turn = blockIdx.x; turn < tiles;) {
+        const int tile = c.tile_rank ? c.tile_rank[turn] : turn;
+        const u32 mask = c.tile_mask[tile];
+        const int steps = __popc(mask) * kSlabs;
+        Loader loader(c, smem, tile, mask);
+        float acc[RPT][CPT] = {};
+#pragma unroll
+        for (int s = 0; s < STAGES - 1; ++s) {
+            if (s < steps) loader.load(s);
+            copy_commit();
+        }
+        for (int step = 0; step < steps; ++step) {
+            copy_wait<STAGES - 2>();
+            __syncthreads();
+            if (step + STAGES - 1 < steps) loader.load((step + STAGES - 1) % STAGES);
+            copy_commit();
+            const int stage = step % STAGES;
+            multiply(acc, smem + stage * kStageA + row0 * kRowStride,
+                     smem + STAGES * kStageA + stage * kStageB + channel0);
+        }
+        copy_wait<0>();
+#pragma unroll
+        for (int i = 0; i < RPT; ++i) {
+            const int row = c.order[static_cast<long long>(tile) * TM + row0 + i * kLanesR];
+            if (row < 0) continue;
+#pragma unroll
+            for (int r = 0; r < kRuns; ++r) {
+                const int channel = channel0 + r * kLanesC * 4;
+                const long long at = static_cast<long long>(row) * COUT + channel;
+                const float4 v = make_float4(acc[i][r * 4], acc[i][r * 4 + 1], acc[i][r * 4 + 2], acc[i][r * 4 + 3]);
+                *reinterpret_cast<float4*>(c.out + at) = Epilogue::apply(c, v, at, channel);
+            }
+        }
+        if (threadIdx.x == 0) next_tile = gridDim.x + atomicAdd(c.ticket, 1);
+        __syncthreads();  // also keeps the next tile's copies behind this tile's reads
+        turn = next_tile;
+    }
+}
