@@ -69,6 +69,11 @@ class OfflineNode(LidarNode):
             self._feeder = None
         super().do_deactivate()
 
+    def do_cleanup(self) -> None:
+        """Close the bag and free the pipeline."""
+        self._source.close()
+        super().do_cleanup()
+
     def _step(self) -> None:
         if self._start_s and not self._may_start():
             return

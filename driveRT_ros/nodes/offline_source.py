@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Iterator
-from contextlib import ExitStack
 from dataclasses import dataclass
 
 from driveRT_ros.core.config import LidarConfig
@@ -11,7 +11,7 @@ from driveRT_ros.core.errors import ConfigError
 from driveRT_ros.core.schema import param
 from driveRT_ros.io.bag import BagMessage, BagReader
 from driveRT_ros.io.topics import choose_topic
-from driveRT_ros.nodes.playback import TF_STATIC
+from driveRT_ros.nodes.playback import TF, TF_STATIC
 
 LOOK_AHEAD_NS = 1_000_000_000
 """Transforms recorded up to this long after a cloud are known when the cloud is processed."""
@@ -48,33 +48,42 @@ class OfflineSource:
     def __init__(self, config: OfflineConfig) -> None:
         if not config.bag_path:
             raise ConfigError("Parameter 'bag_path' must name the bag to process.")
-        with BagReader(config.bag_path) as reader:
-            topics, counts = dict(reader.topics), dict(reader.message_counts)
-            self.partial = reader.partial
-        self.topic = choose_topic(
-            topics, config.cloud_topic, bag=config.bag_path, option="cloud_topic"
-        )
-        count = counts[self.topic]
+        self._reader = BagReader(config.bag_path)
+        self._reader.__enter__()
+        topics = self._reader.topics
+        try:
+            self.topic = choose_topic(
+                topics, config.cloud_topic, bag=config.bag_path, option="cloud_topic"
+            )
+        except ConfigError:
+            self.close()
+            raise
+        self.partial = self._reader.partial
+        count = self._reader.message_counts[self.topic]
         self.num_clouds = min(count, config.max_clouds or count)
-        self._path, self._topics = config.bag_path, topics
+
+    def close(self) -> None:
+        """Close the bag."""
+        self._reader.__exit__(None, None, None)
 
     def static_transforms(self) -> Iterator[BagMessage]:
         """Yield every message of /tf_static."""
-        if TF_STATIC in self._topics:
-            with BagReader(self._path, [TF_STATIC]) as reader:
-                yield from reader
+        if TF_STATIC in self._reader.topics:
+            yield from self._reader.messages([TF_STATIC])
 
     def __iter__(self) -> Iterator[tuple[list[BagMessage], BagMessage]]:
-        """Yield (transforms that were recorded until a second after the cloud, cloud)."""
-        with ExitStack() as stack:
-            clouds = iter(stack.enter_context(BagReader(self._path, [self.topic])))
-            moving: Iterator[BagMessage] = iter(())
-            if "/tf" in self._topics:
-                moving = iter(stack.enter_context(BagReader(self._path, ["/tf"])))
-            waiting = next(moving, None)
-            for _, cloud in zip(range(self.num_clouds), clouds):
-                due = []
-                while waiting and waiting.log_time_ns <= cloud.log_time_ns + LOOK_AHEAD_NS:
-                    due.append(waiting)
-                    waiting = next(moving, None)
-                yield due, cloud
+        """Yield (transforms that were logged until a second after the cloud, cloud)."""
+        topics = [t for t in (self.topic, TF) if t in self._reader.topics]
+        transforms: list[BagMessage] = []
+        clouds: deque[BagMessage] = deque()
+        left = self.num_clouds
+        for message in self._reader.messages(topics):
+            while clouds and left and message.log_time_ns > clouds[0].log_time_ns + LOOK_AHEAD_NS:
+                yield transforms, clouds.popleft()
+                transforms, left = [], left - 1
+            if not left:
+                return
+            (transforms if message.topic == TF else clouds).append(message)
+        while clouds and left:
+            yield transforms, clouds.popleft()
+            transforms, left = [], left - 1

@@ -6,14 +6,13 @@ import threading
 import time
 from collections import Counter, deque
 from collections.abc import Callable, Iterable
-from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from typing import Protocol
 
-from driveRT_ros.core.errors import ConfigError
+from driveRT_ros.core.errors import ConfigError, InvalidFrame
 from driveRT_ros.core.schema import Config, param
 
-TF_STATIC = "/tf_static"
+TF, TF_STATIC = "/tf", "/tf_static"
 
 PARTIAL = 3
 """Exit code of a node that processed what it could read of a damaged bag."""
@@ -178,8 +177,6 @@ class Playback:
 
     Args:
         config: Rate, loop, lockstep and so on.
-        open_reader: ``open_reader(topics)`` opens the bag for those topics (None: all), as a
-            context manager that iterates messages in log-time order.
         publish: ``publish(topic, raw)`` sends one message.
         publish_clock: ``publish_clock(bag_ns)`` sends the time.
         warn: Takes one sentence.
@@ -188,7 +185,6 @@ class Playback:
     def __init__(
         self,
         config: ReplayConfig,
-        open_reader: Callable[[list[str] | None], AbstractContextManager[Iterable[Message]]],
         publish: Callable[[str, bytes], None],
         publish_clock: Callable[[int], None],
         warn: Callable[[str], None],
@@ -197,18 +193,23 @@ class Playback:
         self.cancelled = threading.Event()
         self.lockstep = Lockstep()
         self.report = ReplayReport()
-        self._open_reader, self._publish, self._publish_clock = open_reader, publish, publish_clock
+        self._publish, self._publish_clock = publish, publish_clock
         self._warn = warn
         self._pacer = Pacer(config.rate)
         self._tick_s = 1.0 / config.clock_hz if config.clock_hz else 0.1
         self._clock_ns = 0
 
     def run(
-        self, stamp_of: Callable[[bytes], int], on_cloud: Callable[[int], object] = lambda n: None
+        self,
+        read: Callable[[list[str] | None], Iterable[Message]],
+        stamp_of: Callable[[bytes], int],
+        on_cloud: Callable[[int], object] = lambda n: None,
     ) -> ReplayReport:
         """Play until the end, the pass limit, or ``cancelled``.
 
         Args:
+            read: ``read(topics)`` yields the messages of those topics (None: all) in log-time
+                order.
             stamp_of: Reads the header stamp of a serialized cloud.
             on_cloud: Called with the clouds played so far, for a progress bar.
 
@@ -217,8 +218,10 @@ class Playback:
         """
         begin = time.monotonic()
         while not self.cancelled.is_set():
-            self._send_static()
-            self._play_once(stamp_of, on_cloud)
+            if not self.config.topics or TF_STATIC in self.config.topics:
+                for message in read([TF_STATIC]):
+                    self._send(message)
+            self._play_once(read(list(self.config.topics) or None), stamp_of, on_cloud)
             self._settle(0)  # answers of this pass must not be taken for those of the next
             self.report.passes += 1
             limit = self.config.passes if self.config.loop else 1
@@ -227,46 +230,47 @@ class Playback:
         self.report.wall_s = time.monotonic() - begin
         return self.report
 
-    def _send_static(self) -> None:
-        if self.config.topics and TF_STATIC not in self.config.topics:
-            return
-        with self._open_reader([TF_STATIC]) as messages:
-            for message in messages:
-                self._send(message)
-
     def _play_once(
-        self, stamp_of: Callable[[bytes], int], on_cloud: Callable[[int], object]
+        self,
+        messages: Iterable[Message],
+        stamp_of: Callable[[bytes], int],
+        on_cloud: Callable[[int], object],
     ) -> None:
         config, first_ns, clouds = self.config, None, 0
-        with self._open_reader(list(config.topics) or None) as messages:
-            for message in messages:
-                now_ns = message.log_time_ns
-                if first_ns is None:
-                    first_ns = now_ns + round(config.start_offset_s * 1e9)
-                    self._pacer.start(first_ns)
-                    self._clock_ns = 0
-                if message.topic == TF_STATIC or now_ns < first_ns:
-                    continue
-                is_cloud = message.topic == config.cloud_topic
-                if is_cloud and config.max_clouds and clouds >= config.max_clouds:
-                    return
-                if is_cloud:
-                    self._settle(config.lockstep_depth - 1)
-                self._wait_until(now_ns)
-                if self.cancelled.is_set():
-                    return
-                if is_cloud and config.lockstep_topic:
-                    self.lockstep.sent(stamp_of(message.raw))
-                self._send(message)
-                if is_cloud:
-                    clouds += 1
-                    self.report.clouds += 1
-                    on_cloud(self.report.clouds)
+        for message in messages:
+            now_ns = message.log_time_ns
+            if first_ns is None:
+                first_ns = now_ns + round(config.start_offset_s * 1e9)
+                self._pacer.start(first_ns)
+                self._clock_ns = 0
+            if message.topic == TF_STATIC or now_ns < first_ns:
+                continue
+            is_cloud = message.topic == config.cloud_topic
+            if is_cloud and config.max_clouds and clouds >= config.max_clouds:
+                return
+            if is_cloud:
+                self._settle(config.lockstep_depth - 1)
+            self._wait_until(now_ns)
+            if self.cancelled.is_set():
+                return
+            if is_cloud and config.lockstep_topic:
+                self._expect_answer(message, stamp_of)
+            self._send(message)
+            if is_cloud:
+                clouds += 1
+                self.report.clouds += 1
+                on_cloud(self.report.clouds)
         if not self._clock_ns:
             raise ConfigError(
                 f"Nothing to play in bag '{config.bag_path}' after start_offset_s = "
                 f"{config.start_offset_s}: the bag is shorter, or empty."
             )
+
+    def _expect_answer(self, cloud: Message, stamp_of: Callable[[bytes], int]) -> None:
+        try:
+            self.lockstep.sent(stamp_of(cloud.raw))
+        except InvalidFrame as error:  # played as it is, but nobody can answer it
+            self._warn(f"The cloud logged at {cloud.log_time_ns} ns has no stamp: {error}")
 
     def _wait_until(self, bag_ns: int) -> None:
         self.report.behind_s += self._pacer.slip(bag_ns)

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import threading
-from collections.abc import Iterator
-from contextlib import contextmanager
 from time import monotonic
 from typing import Any
 
@@ -14,7 +12,7 @@ from rclpy.qos import QoSProfile
 from rosgraph_msgs.msg import Clock
 
 from driveRT_ros.core.errors import ConfigError, DriveRTError
-from driveRT_ros.io.bag import BagMessage, BagReader
+from driveRT_ros.io.bag import BagReader
 from driveRT_ros.nodes import qos
 from driveRT_ros.nodes.base import ManagedNode, run
 from driveRT_ros.nodes.playback import PARTIAL, TF_STATIC, Playback, ReplayConfig
@@ -83,7 +81,6 @@ class ReplayNode(ManagedNode):
             self._outputs[topic] = self.create_publisher(kind, topic, self._profile(topic))
         self._playback = Playback(
             self._played,
-            self._open,
             lambda topic, raw: self._outputs[topic].publish(raw),
             self._publish_clock,
             self.get_logger().warning,
@@ -129,11 +126,6 @@ class ReplayNode(ManagedNode):
         made = self.create_subscription(Detection3DArray, topic, answer, qos.OUTPUT, raw=True)
         self._owned.append(made)
 
-    @contextmanager
-    def _open(self, topics: list[str] | None) -> Iterator[Iterator[BagMessage]]:
-        with BagReader(self.config.bag_path, topics) as reader:
-            yield iter(reader)
-
     def _publish_clock(self, bag_ns: int) -> None:
         message = Clock()
         message.clock.sec, message.clock.nanosec = divmod(bag_ns, 1_000_000_000)
@@ -144,8 +136,11 @@ class ReplayNode(ManagedNode):
         assert playback is not None
         try:
             self._wait_for_consumer(playback)
-            with CloudProgress(self._total, self.get_logger().info) as progress:
-                report = playback.run(header_stamp_ns, progress)
+            with (
+                BagReader(self._played.bag_path) as reader,
+                CloudProgress(self._total, self.get_logger().info) as progress,
+            ):
+                report = playback.run(reader.messages, header_stamp_ns, progress)
             cloud = self._outputs.get(self._played.cloud_topic)
             if cloud is not None and not self._played.lockstep_topic:
                 cloud.wait_for_all_acked(Duration(seconds=1))

@@ -5,7 +5,6 @@ from __future__ import annotations
 import queue
 import threading
 import time
-from contextlib import contextmanager
 from dataclasses import dataclass
 
 import numpy as np
@@ -29,6 +28,8 @@ class Recorded:
 
 
 def stamp_of(raw: bytes) -> int:
+    if b"@" not in raw:
+        raise InvalidFrame("no stamp")
     return int(raw.split(b"@")[1])
 
 
@@ -56,13 +57,10 @@ class Sink:
         self.messages = messages
         self.pending: queue.Queue[int] = queue.Queue()
         threading.Thread(target=self.answer_all, daemon=True).start()
-        self.playback = Playback(
-            config, self.open, self.publish, self.clock.append, self.warnings.append
-        )
+        self.playback = Playback(config, self.publish, self.clock.append, self.warnings.append)
 
-    @contextmanager
-    def open(self, topics):
-        yield [m for m in self.messages if topics is None or m.topic in topics]
+    def read(self, topics):
+        return (m for m in self.messages if topics is None or m.topic in topics)
 
     def publish(self, topic, raw):
         self.sent.append((topic, raw))
@@ -80,7 +78,7 @@ class Sink:
             self.playback.lockstep.answer(stamp_ns)
 
     def run(self):
-        return self.playback.run(stamp_of)
+        return self.playback.run(self.read, stamp_of)
 
 
 def test_static_transforms_come_first_wherever_they_lie_in_the_bag():
@@ -149,6 +147,17 @@ def test_an_answer_settles_what_was_sent_before_it_even_when_stamps_repeat():
     assert lockstep.wait(1, 0.05, cancelled) == 5  # the second 5 is still out
     lockstep.answer(9)  # nobody sent 9: all older ones are settled
     assert lockstep.wait(0, 0.05, cancelled) is None
+
+
+def test_a_cloud_without_readable_stamp_is_played_and_not_waited_for():
+    messages = bag(clouds=2)
+    messages[1].raw = b"garbage"
+    config = ReplayConfig(cloud_topic="/points", rate=0.0, lockstep_topic="/out")
+    sink = Sink(messages, config)
+    threading.Timer(0.1, sink.playback.lockstep.answer, [1_050 * MS]).start()
+    report = sink.run()
+    assert report.clouds == 2 and not report.unanswered_stamps_ns
+    assert ("/points", b"garbage") in sink.sent and "has no stamp" in sink.warnings[0]
 
 
 def test_cancelling_ends_a_wait_at_once():

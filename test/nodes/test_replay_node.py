@@ -48,7 +48,7 @@ def test_a_subscriber_gets_every_cloud_of_the_bag_unchanged_and_in_order(
 def test_best_effort_subscribers_hear_the_reliable_publisher_of_the_replay(
     domain_id: int, tmp_path: Path
 ) -> None:
-    bag = write_drive(tmp_path / "bag", 4)
+    bag = write_drive(tmp_path / "bag", 4, storage="sqlite3")
     with RosClient(domain_id) as client:
         client.subscribe(PointCloud2, CLOUDS, profile(best_effort=True))
         with started("replay_node", tmp_path, domain_id, params={"bag_path": str(bag)}) as node:
@@ -91,13 +91,14 @@ def test_a_looping_bag_turns_the_clock_back_and_the_second_pass_gives_as_many_de
         "lockstep_timeout_s": 20.0,
     }
     remap = ("-r", f"~/input/pointcloud:={CLOUDS}")
-    with RosClient(domain_id) as client:
+    with (
+        RosClient(domain_id) as client,
+        started("lidar_node", tmp_path, domain_id, params=lidar, extra_args=remap) as node,
+    ):
         client.subscribe(Detection3DArray, DETECTIONS)
+        client.wait_matched()
         client.subscribe(Clock, "/clock", profile(2000))
-        with (
-            started("lidar_node", tmp_path, domain_id, params=lidar, extra_args=remap) as node,
-            started("replay_node", tmp_path, domain_id, params=replay) as player,
-        ):
+        with started("replay_node", tmp_path, domain_id, params=replay) as player:
             assert player.wait(60.0) == 0, player.log() + node.log()
             found = client.wait_count(DETECTIONS, 12)
             assert len(found) == 12

@@ -40,10 +40,15 @@ def ego_pose(index: int) -> np.ndarray:
 
 
 def write_drive(
-    path: Path, clouds: int = 5, *, topic: str = "/points", num_points: int = 2_000
+    path: Path,
+    clouds: int = 5,
+    *,
+    topic: str = "/points",
+    num_points: int = 2_000,
+    storage: str = "mcap",
 ) -> Path:
     """Write a bag with clouds, /tf at each stamp, and one /tf_static in the middle."""
-    with BagWriter(path) as writer:
+    with BagWriter(path, storage) as writer:
         for i in range(clouds):
             stamp_ns = START_NS + i * PERIOD_NS
             if i == clouds // 2:
