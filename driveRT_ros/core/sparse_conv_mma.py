@@ -1,0 +1,167 @@
+"""Tactics of the tensor-core convolution and the packing of its weights.
+
+The kernel is ``kernels/sparse_conv_mma.cu``; ``kernels/mma.cuh`` says why the weights lie as they do.
+Nothing here launches anything.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from driveRT_ros.core.errors import ConfigError
+
+PRECISIONS = ("F16", "TF32", "F16X3")
+WIDTHS = (16, 32, 64, 128)
+
+
+@dataclass(frozen=True)
+class MmaTactic:
+    """One variant of the tensor-core implicit GEMM.
+
+    Args:
+        groups: Groups the taps are divided into; with more than one, each writes fp32 sums that
+            ``kernels/epilogue.cu`` adds.
+        tile_rows: Output rows of a tile.
+        slab: Input channels staged at once.
+        warps_m: Warps along the rows of a tile.
+        warps_n: Warps along its output channels.
+        stages: Slabs in flight.
+        min_blocks: Blocks that must fit a multiprocessor: the register limit.
+        precision: One of ``PRECISIONS``.
+    """
+
+    groups: int
+    tile_rows: int
+    slab: int
+    warps_m: int
+    warps_n: int
+    stages: int
+    min_blocks: int
+    precision: str
+
+    @property
+    def element_bytes(self) -> int:
+        """Bytes of a feature, and of what is stored for a weight."""
+        return 2 if self.precision == "F16" else 4
+
+    @property
+    def threads(self) -> int:
+        """Threads of a block."""
+        return 32 * self.warps_m * self.warps_n
+
+    def shared_bytes(self, c_out: int) -> int:
+        """Dynamic shared memory of a block."""
+        return self.stages * self.slab * (self.tile_rows + c_out) * self.element_bytes
+
+    def defines(self, c_in: int, c_out: int) -> dict[str, object]:
+        """Compile-time constants of the kernel."""
+        return {
+            "CIN": c_in,
+            "COUT": c_out,
+            "TM": self.tile_rows,
+            "KC": self.slab,
+            "WARPS_M": self.warps_m,
+            "WARPS_N": self.warps_n,
+            "STAGES": self.stages,
+            "MIN_BLOCKS": self.min_blocks,
+            "PRECISION": self.precision,
+            "PARTIAL": int(self.groups > 1),
+        }
+
+    def supports(self, c_in: int, c_out: int, taps: int, capability: tuple[int, int]) -> str:
+        """Return why this variant cannot run a layer on a chip, or an empty string where it can."""
+        if self.precision not in PRECISIONS or c_in not in WIDTHS or c_out not in WIDTHS:
+            return f"{self.precision} {c_in} -> {c_out}: one of {PRECISIONS}, widths of {WIDTHS}"
+        if capability < (7, 5) or (capability < (8, 0) and self.precision == "TF32"):
+            return f"compute capability {capability} has no {self.precision} matrix unit"
+        row_bytes = self.slab * self.element_bytes
+        fragment_bytes = min(64, c_in * self.element_bytes)
+        run = 2 if c_out == 16 else 4  # channels of a lane: 8 lanes make one result
+        rules = {
+            "groups": taps % self.groups == 0 and taps <= 32,
+            "slab": c_in % self.slab == 0 and row_bytes % fragment_bytes == 0,
+            "warps_m": self.warps_m >= 1 and self.tile_rows % (8 * self.warps_m) == 0,
+            "warps_n": self.warps_n >= 1 and c_out % (8 * run * self.warps_n) == 0,
+            "stages": 2 <= self.stages <= 6,
+            "threads": 0 < self.threads <= 1024
+            and self.tile_rows * row_bytes % (16 * self.threads) == 0,
+        }
+        bad = [name for name, good in rules.items() if not good]
+        return f"{', '.join(bad)} of {self} do not fit {taps} taps {c_in} -> {c_out}" if bad else ""
+
+
+def weight_scale(weight: Tensor) -> float:
+    """Return the power of two that lifts the largest weight into [2^13, 2^14).
+
+    The low half of a split weight is 2^-11 of it, so even weights 2^-16 of the largest keep all 22
+    bits, and sums stay far from the end of fp32.
+    """
+    largest = float(weight.abs().max()) if weight.numel() else 0.0
+    if not (largest > 0 and math.isfinite(largest)):
+        return 1.0
+    return 2.0 ** (14 - math.frexp(largest)[1])
+
+
+def pack_weight(weight: Tensor, precision: str) -> tuple[Tensor, float]:
+    """Put weights into the order in which the lanes of a warp read them.
+
+    Args:
+        weight: (taps, c_in, c_out) floating point; both widths one of ``WIDTHS``.
+        precision: One of ``PRECISIONS``.
+
+    Returns:
+        The packed weights, float16 for F16 and F16X3 (twice as many: high and low halves) and
+        float32 rounded to tf32 for TF32, and the scale that was applied (1 but for F16X3).
+
+    Raises:
+        ConfigError: If the kernel has no such width or precision, or a weight overflows a half.
+    """
+    taps, c_in, c_out = weight.shape
+    if precision not in PRECISIONS or c_in not in WIDTHS or c_out not in WIDTHS:
+        raise ConfigError(
+            f"No tensor-core convolution {precision} {c_in} -> {c_out}; precisions are "
+            f"{PRECISIONS}, widths {WIDTHS}."
+        )
+    scale = weight_scale(weight) if precision == "F16X3" else 1.0
+    if precision == "F16" and float(weight.abs().max()) > 65504:
+        raise ConfigError(
+            f"A weight of {float(weight.abs().max()):.6g} does not fit a half (65504 at most); "
+            "choose TF32, F16X3 or fp32 for this layer."
+        )
+    lanes = _by_lane(weight, precision)
+    if precision == "F16":
+        return lanes.half().contiguous(), scale
+    if precision == "TF32":
+        return round_tf32(lanes.float()).contiguous(), scale
+    scaled = lanes.float() * scale
+    high = scaled.half()
+    low = (scaled - high.float()).half()
+    return torch.stack((high, low), dim=4).contiguous(), scale
+
+
+def _by_lane(weight: Tensor, precision: str) -> Tensor:
+    """Return (taps, blocks, c_out / 16, products, g, t, values): what lane 4 g + t reads in turn."""
+    taps, c_in, c_out = weight.shape
+    pairs = 1 if precision == "TF32" else 2  # consecutive k in one register
+    products = 1 if precision == "F16X3" or (precision == "F16" and c_in == 16) else 2
+    # Channel of operand m, slot 8 h + g: 4 g + 2 (m % 2) + h in each 32, or 2 g + h of 16.
+    operands = 1 if c_out == 16 else 2
+    # k of a block: lane t, product, half kh of its registers, then the pair inside one.
+    split = weight.reshape(
+        taps, -1, 4, products, 2, pairs, c_out // (16 * operands), 8, operands, 2
+    )
+    tap, block, t, product, kh, pair, group, g, operand, h = range(10)
+    order = (tap, block, group, operand, product, g, t, kh, h, pair)
+    blocks = split.shape[block]
+    return split.permute(order).reshape(taps, blocks, c_out // 16, products, 8, 4, 4 * pairs)
+
+
+def round_tf32(values: Tensor) -> Tensor:
+    """Round float32 to 10 bits of mantissa, ties away from zero, as ``cvt.rna.tf32`` does."""
+    bits = values.contiguous().view(torch.int32)
+    rounded = ((bits + 0x1000) & ~0x1FFF).view(torch.float32)
+    return torch.where(values.isfinite(), rounded, values)

@@ -1,0 +1,267 @@
+"""The tensor-core convolution, run on the CPU with the register layouts of the hardware.
+
+The oracle is float64 on operands that were rounded as the precision says, so each tolerance only
+covers what the kernel adds: fp32 sums, the rounding of halves on output, the dropped low * low.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+
+from driveRT_ros.core.errors import ConfigError
+from driveRT_ros.core.kernel_args import struct_value
+from driveRT_ros.core.sparse_conv_mma import MmaTactic, pack_weight, round_tf32
+from test.support.cuda_cpu import CpuModule
+from test.support.tile_tables import convolve_groups, random_sources, tile_tables
+
+NAN = float("nan")
+SHARES = {"F16": 2e-6, "TF32": 2e-6, "F16X3": 2e-6}  # of the largest output: sums in fp32
+HALF_ROUNDING = 2**-11  # of each output, where halves are written
+
+
+def tactic(precision, *, groups=1, tile_rows=32, slab=None, warps=(1, 1), stages=3):
+    slab = slab or (32 if precision == "F16" else 16)
+    return MmaTactic(groups, tile_rows, slab, *warps, stages, 1, precision)
+
+
+class Layer:
+    """One layer with random operands, its tables and its expected result."""
+
+    def __init__(self, choice, c_in, c_out, rows, *, taps=27, density=0.3, seed=0, in_rows=70):
+        rng = np.random.default_rng(seed)
+        generator = torch.Generator().manual_seed(seed)
+        self.choice, self.c_in, self.c_out, self.rows = choice, c_in, c_out, rows
+        self.half = choice.precision == "F16"
+        self.partial = choice.groups > 1
+        self.x = torch.randn(in_rows, c_in, generator=generator)
+        self.weight = torch.randn(taps, c_in, c_out, generator=generator) / (taps * c_in) ** 0.5
+        self.bias = torch.randn(c_out, generator=generator)
+        self.residual = torch.randn(rows, c_out, generator=generator)
+        if self.half:
+            self.x, self.residual = self.x.half(), self.residual.half()
+        sources = random_sources(rows, in_rows, taps, density, rng)
+        self.tables = tile_tables(sources, choice.tile_rows, choice.groups, rng)
+
+    def rounded(self, values):
+        if self.choice.precision == "TF32":
+            return round_tf32(values.float())
+        return values.half() if self.half else values
+
+    def expected(self, *, bias=True, residual=True, relu=True):
+        sums = convolve_groups(
+            self.rounded(self.x), self.rounded(self.weight), self.tables.sources, self.choice.groups
+        )
+        if self.partial:
+            return sums
+        out = sums[0] + (self.bias.double().numpy() if bias else 0)
+        out = out + (self.residual.double().numpy() if residual else 0)
+        return np.where(out < 0, 0, out) if relu else out
+
+    def run(self, *, bias=True, residual=True, relu=True, grid=3, seed=0, rank=True, x_scale=1.0):
+        """Return rows x channels, or groups x rows x channels; NaN where nothing was written."""
+        t, choice = self.tables, self.choice
+        packed, scale = pack_weight(self.weight, choice.precision)
+        shape = (choice.groups, t.row_capacity, self.c_out)
+        kind = torch.float16 if self.half and not self.partial else torch.float32
+        out, ticket = torch.full(shape, NAN, dtype=kind), torch.zeros(1, dtype=torch.int32)
+        finishing = not self.partial
+        arguments = struct_value(
+            "sparse_conv_mma.cu",
+            "Convolution",
+            {
+                "x": self.x,
+                "weight": packed,
+                "bias": self.bias if bias and finishing else 0,
+                "residual": self.residual if residual and finishing else 0,
+                "out": out,
+                "order": t.order,
+                "table": t.table,
+                "tile_mask": t.tile_mask,
+                "tile_rank": t.tile_rank if rank else 0,
+                "n_tiles": t.n_tiles,
+                "ticket": ticket,
+                "group_taps": t.group_taps,
+                "relu": int(relu),
+                "x_scale": x_scale,
+                "out_scale": 1 / (x_scale * scale),
+            },
+        )
+        module = CpuModule("sparse_conv_mma", choice.defines(self.c_in, self.c_out))
+        module.launch(
+            "sparse_conv_mma",
+            grid,
+            choice.threads,
+            arguments,
+            shared=choice.shared_bytes(self.c_out),
+            seed=seed,
+            resident=2,
+        )
+        return out.float().numpy() if self.partial else out[0].float().numpy()
+
+    def check(self, **options):
+        got, expected = self.run(**options), self.expected(**_epilogue(options))
+        if self.partial:
+            for group in range(self.choice.groups):
+                used = self.written_rows(group)
+                self.compare(got[group][used], expected[group][used])
+                rest = np.delete(got[group], used, axis=0)
+                assert np.isnan(rest).all(), "rows that the group does not hold must stay untouched"
+            return
+        self.compare(got[: self.rows], expected)
+        assert np.isnan(got[self.rows :]).all(), "rows beyond the last were written"
+
+    def written_rows(self, group):
+        if group == self.choice.groups // 2:
+            return np.arange(self.rows)
+        per = self.tables.group_taps
+        return np.flatnonzero((self.tables.sources[group * per :][:per] >= 0).any(0))
+
+    def compare(self, got, expected):
+        share = SHARES[self.choice.precision] * max(1.0, np.abs(expected).max(initial=0))
+        rounding = HALF_ROUNDING if self.half and not self.partial else 0
+        assert got.shape == expected.shape and not np.isnan(got).any()
+        assert (np.abs(got - expected) <= share + rounding * np.abs(expected)).all()
+
+
+def _epilogue(options):
+    return {k: v for k, v in options.items() if k in ("bias", "residual", "relu")}
+
+
+@pytest.mark.parametrize("precision", ["F16", "TF32", "F16X3"])
+@pytest.mark.parametrize(
+    "c_in, c_out", [(16, 16), (16, 32), (32, 32), (32, 64), (64, 64), (64, 128), (128, 128)]
+)
+def test_every_width_agrees_with_float64(precision, c_in, c_out):
+    slab = 16 if c_in == 16 else 32
+    warps = (2, 2) if c_out >= 64 else (2, 1)
+    Layer(tactic(precision, slab=slab, warps=warps), c_in, c_out, 45, density=0.15).check()
+
+
+@pytest.mark.parametrize("precision", ["F16", "TF32", "F16X3"])
+@pytest.mark.parametrize("stages", [2, 3, 4, 6])
+def test_every_depth_of_the_ring_agrees(precision, stages):
+    Layer(tactic(precision, stages=stages), 32, 32, 100, seed=stages).check()
+
+
+@pytest.mark.parametrize("precision", ["F16", "TF32", "F16X3"])
+@pytest.mark.parametrize("slab", [16, 32, 64])
+def test_every_slab_of_wide_rows_agrees(precision, slab):
+    if precision == "F16" and slab == 16:
+        slab = 128
+    Layer(tactic(precision, slab=slab, warps=(2, 1), tile_rows=64), 128, 32, 70, taps=9).check()
+
+
+@pytest.mark.parametrize("warps", [(1, 1), (4, 1), (1, 4), (2, 2), (8, 1)])
+def test_warps_share_a_tile_in_any_rectangle(warps):
+    Layer(tactic("F16", tile_rows=64, slab=64, warps=warps), 64, 128, 130, taps=9).check()
+
+
+@pytest.mark.parametrize("precision", ["F16", "TF32", "F16X3"])
+@pytest.mark.parametrize("groups", [3, 9])
+def test_groups_of_taps_write_their_own_sums(precision, groups):
+    """Few rows per tap: groups skip rows, and the middle one has tiles without any tap."""
+    Layer(tactic(precision, groups=groups, warps=(2, 1)), 32, 32, 90, density=0.08).check()
+
+
+@pytest.mark.parametrize("rows", [0, 1, 31, 32, 33, 64])
+def test_any_number_of_rows_fills_tiles_in_part_or_in_full(rows):
+    Layer(tactic("F16"), 32, 32, rows).check()
+
+
+@pytest.mark.parametrize("options", [
+    {"bias": False}, {"residual": False}, {"relu": False}, {"rank": False},
+    {"bias": False, "residual": False, "relu": False}, {"grid": 1}, {"grid": 50},
+])  # fmt: skip
+def test_every_part_of_the_epilogue_and_any_grid_agrees(options):
+    for precision in ("F16", "F16X3"):
+        Layer(tactic(precision), 32, 32, 70).check(**options)
+
+
+def test_rows_without_any_tap_get_bias_and_residual():
+    Layer(tactic("F16"), 32, 32, 40, density=0).check()
+
+
+def test_thirty_two_taps_fit_the_mask():
+    Layer(tactic("F16"), 32, 16, 40, taps=32).check()
+
+
+@pytest.mark.parametrize("precision", ["F16", "TF32", "F16X3"])
+def test_results_do_not_depend_on_the_schedule(precision):
+    layer = Layer(tactic(precision, warps=(2, 1)), 32, 32, 100)
+    first = layer.run(grid=1)
+    for seed in range(1, 5):
+        assert layer.run(grid=seed, seed=seed).tobytes() == first.tobytes()
+
+
+def test_a_row_has_the_same_bits_whatever_tile_it_falls_into():
+    """Absent taps add exact zeros, so the company of a row does not matter."""
+    layer = Layer(tactic("F16X3"), 32, 32, 64)
+    first = layer.run()
+    chosen = layer.tables.sources[:, 20:45]
+    alone = Layer(tactic("F16X3"), 32, 32, 25)
+    alone.x, alone.weight, alone.bias = layer.x, layer.weight, layer.bias
+    alone.residual = layer.residual[20:45].contiguous()
+    alone.tables = tile_tables(chosen, 32, 1, np.random.default_rng(1))
+    assert alone.run()[:25].tobytes() == first[20:45].tobytes()
+
+
+@pytest.mark.parametrize("precision", ["F16", "TF32", "F16X3"])
+def test_nan_reaches_exactly_the_rows_that_use_it(precision):
+    """ReLU must not turn NaN into zero: that hides faults."""
+    layer = Layer(tactic(precision), 32, 32, 60)
+    layer.x[7, 3] = NAN
+    got = np.isnan(layer.run()[:60])
+    assert (got == (layer.tables.sources == 7).any(0)[:, None]).all()
+
+
+def test_split_halves_reach_fp32_accuracy_where_halves_do_not():
+    """Measured against float64 of the unrounded operands."""
+    errors = {}
+    for precision in ("F16", "TF32", "F16X3"):
+        layer = Layer(tactic(precision), 32, 32, 60, seed=5)
+        exact = convolve_groups(layer.x, layer.weight, layer.tables.sources, 1)[0]
+        got = layer.run(bias=False, residual=False, relu=False)[:60]
+        errors[precision] = np.abs(got - exact).max() / np.abs(exact).max()
+    assert errors["F16X3"] < 5e-7
+    assert errors["F16"] > 5e-5 and errors["TF32"] > 5e-5
+
+
+def test_tiny_and_large_features_keep_their_accuracy_when_scaled():
+    for size in (1e-6, 1e6):
+        layer = Layer(tactic("F16X3"), 32, 32, 60, seed=6)
+        layer.x *= size
+        exact = convolve_groups(layer.x, layer.weight, layer.tables.sources, 1)[0]
+        plain = {"bias": False, "residual": False, "relu": False}
+        got = layer.run(**plain, x_scale=2.0 ** -round(np.log2(size)))[:60]
+        assert np.abs(got - exact).max() < 5e-7 * np.abs(exact).max()
+
+
+def test_a_feature_beyond_the_range_of_halves_gives_nan_not_a_wrong_number():
+    layer = Layer(tactic("F16X3"), 32, 32, 60)
+    layer.x[7] = 1e6
+    got = np.isnan(layer.run()[:60])
+    assert (got == (layer.tables.sources == 7).any(0)[:, None]).all()
+
+
+def test_weights_that_no_half_can_hold_are_refused():
+    with pytest.raises(ConfigError, match="does not fit a half"):
+        pack_weight(torch.full((1, 16, 16), 1e5), "F16")
+
+
+@pytest.mark.parametrize("precision, shape", [("F8", (1, 16, 16)), ("F16", (1, 5, 16))])
+def test_unknown_precisions_and_widths_are_refused(precision, shape):
+    with pytest.raises(ConfigError, match="No tensor-core convolution"):
+        pack_weight(torch.zeros(shape), precision)
+
+
+@pytest.mark.parametrize("name, change", [
+    ("slab", {"slab": 48}), ("warps_m", {"warps": (3, 1)}), ("warps_n", {"warps": (1, 8)}),
+    ("stages", {"stages": 7}), ("threads", {"warps": (4, 4), "slab": 32}), ("groups", {"groups": 2}),
+])  # fmt: skip
+def test_a_tactic_says_what_does_not_fit(name, change):
+    choice = tactic("F16", **{"slab": 32, **change})
+    assert name in choice.supports(128, 128, 27, (9, 0))
+    assert tactic("F16").supports(128, 128, 27, (9, 0)) == ""
+    assert "TF32" in tactic("TF32").supports(128, 128, 27, (7, 5))
