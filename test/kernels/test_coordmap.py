@@ -1,0 +1,127 @@
+"""Coordinate maps: masks, tiles and tables against the dictionary oracle."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from test.support.kernel_cases import (
+    cells_of,
+    decode_map,
+    expected_entries,
+    random_cloud,
+    run_frame,
+)
+from test.support.launch import DOWN, FLAT, SUBMANIFOLD
+
+NINE_GROUPS = [replace(spec, groups=9, tile_rows=32) for spec in SUBMANIFOLD[2:4] + DOWN[2:4]]
+WIDE_TILES = [replace(spec, tile_rows=128) for spec in (SUBMANIFOLD[1], DOWN[0])]
+FLAT_THREE = [replace(spec, groups=3, tile_rows=32) for spec in FLAT]
+SPECS = SUBMANIFOLD + DOWN + FLAT + NINE_GROUPS + WIDE_TILES + FLAT_THREE
+
+
+def check_map(conv_map, levels):
+    """Compare a map whose tiles all fit with the oracle; rows that do not fit are left out."""
+    spec, cap = conv_map.spec, conv_map.row_capacity
+    in_cap = conv_map.frame.levels[spec.in_level]["row_capacity"]
+    active = expected_entries(conv_map, levels)
+    rows = min(len(levels[spec.out_level]), cap)
+    masks = conv_map.fields["mask"][:rows].tolist()
+    for row, mask in enumerate(masks):
+        taps = {k for k in range(27) if (k, row) in active}
+        assert {k for k in range(32) if mask >> k & 1} == taps
+    executed, last_rows = decode_map(conv_map)
+    found = {key: in_row for key, in_row in executed.items() if in_row >= 0}
+    assert found == {
+        (k, row): in_row for (k, row), in_row in active.items() if row < cap and in_row < in_cap
+    }
+    assert sorted(last_rows) == list(range(rows)), "every row once, so that the epilogue covers it"
+    tile_taps = [bin(mask).count("1") for mask in conv_map.host("tile_mask").tolist()]
+    tiles, executed_work, useful_work = conv_map.fields["counts"].tolist()
+    assert tiles == len(tile_taps)
+    assert executed_work == sum(tile_taps) * spec.tile_rows
+    assert useful_work == sum(row < cap for _, row in active)
+    rank = conv_map.host("tile_rank").tolist()
+    assert sorted(rank) == list(range(tiles))
+    ranked = [tile_taps[tile] for tile in rank]
+    assert ranked == sorted(ranked, reverse=True), "dearest first"
+
+
+@pytest.mark.parametrize("points", [0, 1, 31, 32, 33, 700])
+def test_maps_hold_every_pair_of_the_definition_once(backend, points):
+    frame = run_frame(backend, random_cloud(points, seed=points), average=False)
+    maps = frame.build_maps(SPECS)
+    levels = [cells_of(frame, level) for level in range(8)]
+    for conv_map in maps:
+        check_map(conv_map, levels)
+    assert frame.buffers.intact()
+
+
+def test_a_full_grid_has_every_tap(backend):
+    """Dense cells: the pattern with all bits set, in tiles that are full."""
+    from test.support.kernel_cases import CONFIG  # the grid that is filled here
+
+    nx, ny = 20, 20
+    cells = [(x, y, z) for z in range(10) for y in range(ny) for x in range(nx)]
+    points = random_cloud(len(cells))
+    for axis in range(3):
+        low, size = CONFIG.point_cloud_range[axis], CONFIG.voxel_size[axis]
+        points[:, axis] = points.new_tensor([low + (cell[axis] + 0.5) * size for cell in cells])
+    frame = run_frame(backend, points, average=False)
+    maps = frame.build_maps([SUBMANIFOLD[0], DOWN[0]])
+    levels = [cells_of(frame, level) for level in range(8)]
+    for conv_map in maps:
+        check_map(conv_map, levels)
+    inner = [mask for mask in maps[0].fields["mask"][: len(cells)].tolist() if mask == 2**27 - 1]
+    assert len(inner) == (nx - 2) * (ny - 2) * 8
+
+
+@pytest.mark.parametrize("more", [-1, 0, 1])
+def test_rows_beyond_the_capacity_are_left_out_of_the_maps(backend, more):
+    points = random_cloud(300, seed=11)
+    whole = run_frame(backend, points, average=False)
+    levels = [cells_of(whole, level) for level in range(8)]
+    sizes = [max(len(level) + more, 1) for level in levels]
+    frame = run_frame(backend, points, average=False, row_capacity=sizes)
+    for conv_map in frame.build_maps(SPECS):
+        check_map(conv_map, levels)
+    assert frame.buffers.intact()
+
+
+@pytest.mark.parametrize("more", [-1, 0, 1])
+@pytest.mark.parametrize("spec", [SUBMANIFOLD[1], DOWN[1], FLAT[0], NINE_GROUPS[0]])
+def test_tiles_beyond_the_capacity_are_counted_but_not_written(backend, spec, more):
+    points = random_cloud(300, seed=11)
+    frame = run_frame(backend, points, average=False)
+    levels = [cells_of(frame, level) for level in range(8)]
+    (whole,) = frame.build_maps([spec])
+    (conv_map,) = frame.build_maps([spec], tile_capacity=whole.tiles + more)
+    assert conv_map.tiles == whole.tiles
+    if more >= 0:
+        check_map(conv_map, levels)
+    active = expected_entries(conv_map, levels)
+    for key, in_row in decode_map(conv_map)[0].items():
+        assert in_row in (-1, active.get(key))
+    fits = whole.tiles + min(more, 0)
+    assert sorted(conv_map.host("tile_rank").tolist()) == list(range(fits))
+    assert frame.buffers.intact()
+
+
+def test_maps_do_not_depend_on_the_schedule_but_for_rows_of_equal_pattern(backend):
+    points = random_cloud(500, seed=13)
+    backend.resident, first = 3, None
+    for backend.seed in range(100 if backend.name == "cuda" else 4):
+        frame = run_frame(backend, points, average=False)
+        maps = frame.build_maps(SPECS)
+        result = [
+            (m.fields["counts"].tolist(), m.host("tile_mask").tolist(), decode_map(m)[0])
+            for m in maps
+        ]
+        first = first or result
+        for (counts, masks, executed), (counts0, masks0, executed0) in zip(result, first):
+            assert counts == counts0
+            assert masks == masks0
+            assert {k: v for k, v in executed.items() if v >= 0} == {
+                k: v for k, v in executed0.items() if v >= 0
+            }
