@@ -148,6 +148,7 @@ def start_recorder(supervisor: Supervisor, path: Path, *, record_all: bool = Fal
         "bag_path": str(path),
         "topics": [RECORDED[0], "*"] if record_all else list(RECORDED),
         "use_sim_time": True,
+        "queue_depth": 10_000,  # a detector faster than this process must not lose anything
     }
     return supervisor.start("recorder_node", node_command("recorder_node", params=params))
 

@@ -21,13 +21,12 @@ from driveRT_ros.io.bag import BagMessage
 from driveRT_ros.nodes.base import run
 from driveRT_ros.nodes.lidar_node import LidarNode
 from driveRT_ros.nodes.offline_source import OfflineConfig, OfflineSource
-from driveRT_ros.nodes.playback import PARTIAL
+from driveRT_ros.nodes.playback import MATCH_S, PARTIAL
 from driveRT_ros.nodes.progress import CloudProgress
 from driveRT_ros.nodes.raw import header_stamp_ns
 
 _STEP_S = 0.001
 _IDLE_WAIT_S = 0.05  # longer would delay parameter services, shorter would take time from detection
-_MATCH_S = 0.3
 
 
 class OfflineNode(LidarNode):
@@ -107,8 +106,8 @@ class OfflineNode(LidarNode):
 
     def _may_start(self) -> bool:
         topic = f"{self.get_fully_qualified_name()}/output/detections"
-        if self.count_subscribers(topic):
-            self._start_s = min(self._start_s, monotonic() + _MATCH_S)
+        if any(p.get_subscription_count() for p in self.publishers if p.topic_name == topic):
+            self._start_s = min(self._start_s, monotonic() + MATCH_S)
         if monotonic() < self._start_s:
             return False
         self._start_s = 0.0

@@ -14,6 +14,13 @@ from driveRT_ros.core.schema import Config, param
 
 TF, TF_STATIC = "/tf", "/tf_static"
 
+MATCH_S = 1.5
+"""Wait between finding a subscriber and the first message.
+
+Fast DDS reports the match before its TCP connection carries data (measured: up to 0.8 s on two busy
+cores); until then best-effort messages are lost.
+"""
+
 PARTIAL = 3
 """Exit code of a node that processed what it could read of a damaged bag."""
 

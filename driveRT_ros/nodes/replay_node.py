@@ -15,17 +15,10 @@ from driveRT_ros.core.errors import ConfigError, DriveRTError
 from driveRT_ros.io.bag import BagReader
 from driveRT_ros.nodes import qos
 from driveRT_ros.nodes.base import ManagedNode, run
-from driveRT_ros.nodes.playback import PARTIAL, TF_STATIC, Playback, ReplayConfig
+from driveRT_ros.nodes.playback import MATCH_S, PARTIAL, TF_STATIC, Playback, ReplayConfig
 from driveRT_ros.nodes.progress import CloudProgress
 from driveRT_ros.nodes.raw import header_stamp_ns, message_class
 from driveRT_ros.nodes.replay_choice import choose_played, expected_clouds
-
-MATCH_S = 1.5
-"""Wait between finding a subscriber and the first message.
-
-Fast DDS reports the match before its TCP connection carries data (measured: up to 0.8 s on two busy
-cores); until then best-effort messages are lost.
-"""
 
 
 class NoConsumer(DriveRTError):  # noqa: N818 - nobody is there; the name says it

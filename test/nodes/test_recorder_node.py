@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import signal
+import time
 from pathlib import Path
+from typing import Any
 
 import pytest
 from rclpy.serialization import deserialize_message, serialize_message
@@ -27,6 +29,14 @@ def cloud(index: int) -> PointCloud2:
     return encode_pointcloud(cloud_batch(index), message_class)
 
 
+def wait_until_heard(publisher: Any) -> None:
+    """Wait until a publisher knows its subscriber: from then on nothing reliable is lost."""
+    deadline = time.monotonic() + 20.0
+    while not publisher.get_subscription_count():
+        assert time.monotonic() < deadline, "nobody subscribed within 20 s"
+        time.sleep(0.02)
+
+
 def test_the_bag_holds_every_message_with_its_header_stamp_as_log_time(
     domain_id: int, tmp_path: Path
 ) -> None:
@@ -39,6 +49,7 @@ def test_the_bag_holds_every_message_with_its_header_stamp_as_log_time(
         with started("recorder_node", tmp_path, domain_id, params=params) as node:
             node.wait_for_log("Recording 2 topics")
             sent = [cloud(i) for i in range(5)]
+            wait_until_heard(clouds)
             for msg in sent:
                 clouds.publish(msg)
             assert clouds.wait_for_all_acked()
@@ -85,7 +96,7 @@ def test_recording_ends_by_itself_at_the_count_asked_for(domain_id: int, tmp_pat
     ):
         values = client.publisher(Float64, "/values", profile(best_effort=True))
         node.wait_for_log("Recording")
-        client.wait_matched()
+        wait_until_heard(values)
         while node.popen.poll() is None:  # best effort may lose one: keep sending
             values.publish(Float64(data=1.5))
             client.wait(lambda got: False, 0.05)
