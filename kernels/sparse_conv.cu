@@ -127,14 +127,14 @@ __device__ __forceinline__ void multiply(float (&acc)[RPT][CPT], const float* a,
 extern "C" __global__ void __launch_bounds__(kThreads, MIN_BLOCKS)
 sparse_conv(const __grid_constant__ Convolution c) {
     SHARED_DYNAMIC(float, smem);
-    __shared__ int next_tile;
-
+    // Two, since a tile without taps has no other barrier: one may be written while one is read.
+    __shared__ int next_tile[2];
     const int lane = threadIdx.x & 31, warp = threadIdx.x >> 5;
     const int lane_c = (lane >> 1) % kLanesC, lane_r = lane / (2 * kLanesC) * 2 + (lane & 1);
     const int row0 = warp / kWarpsC * (kLanesR * RPT) + lane_r;
     const int channel0 = warp % kWarpsC * (kLanesC * CPT) + lane_c * 4;
     const int tiles = *c.n_tiles;
-    for (int turn = blockIdx.x; turn < tiles;) {
+    for (int turn = blockIdx.x, side = 0; turn < tiles; side ^= 1) {
         const int tile = c.tile_rank ? c.tile_rank[turn] : turn;
         const u32 mask = c.tile_mask[tile];
         const int steps = __popc(mask) * kSlabs;
@@ -167,8 +167,8 @@ sparse_conv(const __grid_constant__ Convolution c) {
                 *reinterpret_cast<float4*>(c.out + at) = Epilogue::apply(c, v, at, channel);
             }
         }
-        if (threadIdx.x == 0) next_tile = gridDim.x + atomicAdd(c.ticket, 1);
+        if (threadIdx.x == 0) next_tile[side] = gridDim.x + atomicAdd(c.ticket, 1);
         __syncthreads();  // also keeps the next tile's copies behind this tile's reads
-        turn = next_tile;
+        turn = next_tile[side];
     }
 }
