@@ -133,6 +133,7 @@ def _run_nodes(
                     "cloud_topic": topic,
                     "rate": float(args.rate),
                     "max_clouds": args.frames,
+                    "min_subscribers": 2 if args.record_all else 1,
                     "lockstep_topic": DETECTIONS,
                 },
             ),

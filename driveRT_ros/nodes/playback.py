@@ -51,6 +51,7 @@ class ReplayConfig(Config):
         unit="s",
         ge=0.0,
     )
+    min_subscribers: int = param(1, "Subscribers of the cloud to wait for.", ge=1, le=100)
     lockstep_topic: str = param(
         "", "Topic on which the consumer answers each cloud with its header; empty: free running."
     )

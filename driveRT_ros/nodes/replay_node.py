@@ -168,8 +168,10 @@ class ReplayNode(ManagedNode):
         playback.cancelled.wait(MATCH_S)
 
     def _missing_consumer(self, cloud: Any) -> str:
-        if not cloud.get_subscription_count():
-            return f"Nobody subscribed to '{self._played.cloud_topic}'"
+        count, wanted = cloud.get_subscription_count(), self._played.min_subscribers
+        if count < wanted:
+            who = "Nobody" if not count else f"Only {count} of {wanted}"
+            return f"{who} subscribed to '{self._played.cloud_topic}'"
         lockstep = self._played.lockstep_topic
         if lockstep and not self.count_publishers(lockstep):
             return f"Nobody published '{lockstep}'"
