@@ -1,15 +1,16 @@
 """Start the LiDAR node on a live cloud topic.
 
-ros2 launch driveRT_ros lidar.launch.py input:=/sensing/lidar/pointcloud checkpoint:=voxelnext.safetensors
+ros2 launch driveRT_ros lidar.launch.py input:=/sensing/lidar/pointcloud rviz:=true
 """
 
-from launch import LaunchDescription
 from launch.actions import DeclareLaunchArgument, SetEnvironmentVariable
 from launch.conditions import IfCondition
 from launch.substitutions import EnvironmentVariable, LaunchConfiguration, PathJoinSubstitution
 from launch_ros.actions import LifecycleNode, Node
 from launch_ros.parameter_descriptions import ParameterValue
 from launch_ros.substitutions import FindPackageShare
+
+from launch import LaunchDescription
 
 
 def generate_launch_description():
@@ -53,7 +54,10 @@ def generate_launch_description():
             Node(
                 package="rviz2",
                 executable="rviz2",
-                arguments=["-d", PathJoinSubstitution([share, "config", "lidar.rviz"])],
+                arguments=[
+                    "-d",
+                    PathJoinSubstitution([share, "config", "rviz", "lidar.rviz"]),
+                ],
                 condition=IfCondition(LaunchConfiguration("rviz")),
             ),
         ]

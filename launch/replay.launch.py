@@ -1,9 +1,8 @@
 """Play a bag into the LiDAR node, never faster than it can follow, and optionally record.
 
-ros2 launch driveRT_ros replay.launch.py bag:=my_bag topic:=/LIDAR_TOP record:=true output:=detections_bag
+ros2 launch driveRT_ros replay.launch.py bag:=my_bag topic:=/LIDAR_TOP record:=true
 """
 
-from launch import LaunchDescription
 from launch.actions import DeclareLaunchArgument, IncludeLaunchDescription
 from launch.conditions import IfCondition
 from launch.launch_description_sources import PythonLaunchDescriptionSource
@@ -11,6 +10,8 @@ from launch.substitutions import LaunchConfiguration, PathJoinSubstitution
 from launch_ros.actions import LifecycleNode
 from launch_ros.parameter_descriptions import ParameterValue
 from launch_ros.substitutions import FindPackageShare
+
+from launch import LaunchDescription
 
 
 def generate_launch_description():
@@ -48,9 +49,7 @@ def generate_launch_description():
                     PathJoinSubstitution([share, "config", "replay_node.yaml"]),
                     {
                         "bag_path": ParameterValue(LaunchConfiguration("bag"), value_type=str),
-                        "cloud_topic": ParameterValue(
-                            LaunchConfiguration("topic"), value_type=str
-                        ),
+                        "cloud_topic": ParameterValue(LaunchConfiguration("topic"), value_type=str),
                         "rate": ParameterValue(LaunchConfiguration("rate"), value_type=float),
                         "loop": ParameterValue(LaunchConfiguration("loop"), value_type=bool),
                         "lockstep_topic": "/lidar_node/output/detections",

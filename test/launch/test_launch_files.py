@@ -1,0 +1,112 @@
+"""Launch files: what they start and set exists; they run where launch_ros is installed."""
+
+from __future__ import annotations
+
+import ast
+import importlib.util
+import re
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from driveRT_ros.core.config import LidarConfig
+from driveRT_ros.nodes.params import yaml_text
+from driveRT_ros.nodes.playback import ReplayConfig
+from driveRT_ros.nodes.recording import RecorderConfig
+
+REPO = Path(__file__).resolve().parents[2]
+LAUNCH_FILES = sorted((REPO / "launch").glob("*.launch.py"))
+CONFIGS = {
+    "lidar_node": LidarConfig,
+    "replay_node": ReplayConfig,
+    "recorder_node": RecorderConfig,
+}
+needs_launch = pytest.mark.skipif(
+    importlib.util.find_spec("launch_ros") is None,
+    reason="launch and launch_ros come with a ROS install; PyPI does not carry them",
+)
+
+
+def calls(path: Path, name: str) -> Iterator[dict[str, ast.expr]]:
+    """Yield the keyword arguments of every call of ``name`` in a file."""
+    for node in ast.walk(ast.parse(path.read_text())):
+        if isinstance(node, ast.Call) and getattr(node.func, "id", "") == name:
+            yield {k.arg: k.value for k in node.keywords if k.arg}
+
+
+def strings(node: ast.AST) -> list[str]:
+    return [n.value for n in ast.walk(node) if isinstance(n, ast.Constant) and type(n.value) is str]
+
+
+def test_there_are_launch_files() -> None:
+    assert [p.name for p in LAUNCH_FILES] == ["lidar.launch.py", "replay.launch.py"]
+
+
+@pytest.mark.parametrize("path", LAUNCH_FILES, ids=lambda p: p.name)
+def test_nodes_exist_and_their_parameters_are_known(path: Path) -> None:
+    installed = re.findall(r"f\"(\w+) = ", (REPO / "setup.py").read_text())
+    for keywords in calls(path, "LifecycleNode"):
+        (executable,) = strings(keywords["executable"])
+        assert executable in installed
+        assert strings(keywords["package"]) == ["driveRT_ros"]
+        known = {p.name for p in CONFIGS[executable].parameters()} | {"use_sim_time"}
+        for node in ast.walk(keywords["parameters"]):
+            if isinstance(node, ast.Dict):
+                assert {k.value for k in node.keys} <= known
+
+
+@pytest.mark.parametrize("path", LAUNCH_FILES, ids=lambda p: p.name)
+def test_files_a_launch_file_names_are_in_the_package(path: Path) -> None:
+    for node in ast.walk(ast.parse(path.read_text())):
+        if not (
+            isinstance(node, ast.Call) and getattr(node.func, "id", "") == "PathJoinSubstitution"
+        ):
+            continue
+        target = REPO.joinpath(*strings(node))
+        assert target.is_file(), f"{path.name} names {target}"
+
+
+@pytest.mark.parametrize("path", LAUNCH_FILES, ids=lambda p: p.name)
+def test_arguments_that_are_used_are_declared(path: Path) -> None:
+    tree = ast.parse(path.read_text())
+    names: dict[str, set[str]] = {"DeclareLaunchArgument": set(), "LaunchConfiguration": set()}
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Call) and getattr(node.func, "id", "") in names:
+            names[node.func.id].add(node.args[0].value)
+    assert names["LaunchConfiguration"] == names["DeclareLaunchArgument"]
+
+
+def test_included_arguments_are_those_of_the_included_file() -> None:
+    included = (REPO / "launch" / "lidar.launch.py").read_text()
+    declared = set(re.findall(r"DeclareLaunchArgument\(\s*\"(\w+)\"", included))
+    (keywords,) = calls(REPO / "launch" / "replay.launch.py", "IncludeLaunchDescription")
+    dictionary = next(n for n in ast.walk(keywords["launch_arguments"]) if isinstance(n, ast.Dict))
+    assert {k.value for k in dictionary.keys} <= declared
+
+
+def test_large_messages_get_a_transport_that_carries_them() -> None:
+    assert '"FASTDDS_BUILTIN_TRANSPORTS"' in (REPO / "launch" / "lidar.launch.py").read_text()
+    assert "lidar.launch.py" in (REPO / "launch" / "replay.launch.py").read_text()
+
+
+@needs_launch
+@pytest.mark.parametrize("path", LAUNCH_FILES, ids=lambda p: p.name)
+def test_a_launch_description_can_be_made(path: Path) -> None:
+    spec = importlib.util.spec_from_file_location(path.stem.replace(".", "_"), path)
+    assert spec is not None and spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    assert module.generate_launch_description().entities
+
+
+@pytest.mark.parametrize("name", ["replay_node", "recorder_node"])
+def test_parameter_files_hold_every_parameter_at_its_default(name: str) -> None:
+    path = REPO / "config" / f"{name}.yaml"
+    assert path.read_text() == yaml_text(CONFIGS[name], name)
+    assert CONFIGS[name].from_yaml(path) == CONFIGS[name]()
+
+
+def test_replay_parameters_lose_no_cloud() -> None:
+    config = LidarConfig.from_yaml(REPO / "config" / "lidar_replay.yaml")
+    assert config.input.back_pressure and config.input.reliability == "reliable"
