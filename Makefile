@@ -2,7 +2,7 @@
 #
 #   PYTHON      interpreter of a new .venv (3.10 to 3.13)
 #   TORCH_SPEC  what pip installs first; empty where torch is already there. For a small CPU build:
-#               TORCH_SPEC="torch==2.13.0 --index-url https://download.pytorch.org/whl/cpu"
+#               TORCH_SPEC="torch==2.13.0 --index-url <the index of CPU builds>"
 #   VENV_FLAGS  flags of a new .venv, such as --system-site-packages
 #   ARGS        what follows `drivert demo`, such as ARGS="--bag path/to/bag"
 #   PYTEST_ARGS what follows pytest, such as PYTEST_ARGS="test/core -k voxel"
