@@ -120,33 +120,38 @@ class ManagedNode(LifecycleNode):
         except Exception as error:  # rclpy would swallow it: say what happened, then fail
             self.fatal = f"{type(error).__name__}: {error}"
             self.get_logger().error(f"Cannot {name}, unexpected {self.fatal}")
-            self.get_logger().debug(_traceback_text(error))
+            self.get_logger().debug(traceback.format_exc())
             return FAILURE
         return SUCCESS
 
 
-def run(node_class: type[ManagedNode], args: Sequence[str] | None = None) -> int:
+def run(
+    node_class: type[ManagedNode],
+    args: Sequence[str] | None = None,
+    stop: StopSignal | None = None,
+) -> int:
     """Be the process of one node, until its work ends, a fault, or Ctrl-C.
 
     Args:
         node_class: The node.
         args: Command line without the program name; None takes the one of the process.
+        stop: Made by a caller that had slow imports to do first.
 
     Returns:
-        Exit code: 0 for an end that was asked for, 1 after a fault (a sentence is on stderr), or
-        what the node says in ``fault_code``.
+        0 after ``--help``. Every other way ends the process, with exit code 0 for an end that was
+        asked for, else 1 or what the node says in ``fault_code`` (a sentence is on stderr).
     """
     argv = list(sys.argv[1:] if args is None else args)
     if {"-h", "--help"} & set(argv):
         sys.stdout.write(usage(node_class) + "\n")
         return 0
-    stop = StopSignal()
+    stop = StopSignal() if stop is None else stop
     try:
         rclpy.init(args=argv, signal_handler_options=SignalHandlerOptions.NO)
         node = node_class()
     except Exception as error:  # bad arguments or parameters: before there is a node to log with
         sys.stderr.write(f"{node_class.default_name}: {_sentence(error)}\n")
-        return 1
+        exit_now(1)
     code = _live(node, stop)
     if node.close():  # else a thread is inside a library call, and must find its world intact
         node.destroy_node()
@@ -156,16 +161,14 @@ def run(node_class: type[ManagedNode], args: Sequence[str] | None = None) -> int
     # Everything is closed. An ordinary exit would spend more than a second of processor time on
     # unloading torch, longer than a person who pressed Ctrl-C expects to wait.
     exit_now(code)
-    return code
 
 
 def usage(node_class: type[ManagedNode]) -> str:
     """Return what ``--help`` prints: topics and parameters."""
-    module = node_class.__module__
     return (
-        f"usage: python -m {module} [--ros-args -p NAME:=VALUE --params-file FILE "
-        f"-r FROM:=TO ...]\n\n{node_class.topics_help}\nparameters:\n"
-        f"{help_text(node_class.config_class)}"
+        f"usage: python -m driveRT_ros.nodes.{node_class.default_name} [--ros-args "
+        f"-p NAME:=VALUE --params-file FILE -r FROM:=TO ...]\n\n"
+        f"{node_class.topics_help}\nparameters:\n{help_text(node_class.config_class)}"
     )
 
 
@@ -181,11 +184,13 @@ def _live(node: ManagedNode, stop: StopSignal) -> int:
                 node.trigger_activate()
             if node.fatal is not None and not stop:
                 return node.fault_code
+        else:
+            node.get_logger().info("Waiting for the transition 'configure': autostart is off.")
         while not stop and not node.finished and node.context.ok():
             executor.spin_once()
     except Exception as error:
         node.get_logger().fatal(f"Stopped by an unexpected {type(error).__name__}: {error}")
-        node.get_logger().debug(_traceback_text(error))
+        node.get_logger().debug(traceback.format_exc())
         return 1
     finally:
         stop.on_stop(None)
@@ -196,7 +201,3 @@ def _live(node: ManagedNode, stop: StopSignal) -> int:
 def _sentence(error: Exception) -> str:
     text = str(error).split(", at /")[0].strip()  # rcl appends its source lines
     return text if isinstance(error, DriveRTError) else f"Cannot start: {text}"
-
-
-def _traceback_text(error: BaseException) -> str:
-    return "".join(traceback.format_exception(type(error), error, error.__traceback__))

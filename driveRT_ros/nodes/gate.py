@@ -7,6 +7,7 @@ topics and offline bags both drive it.
 
 from __future__ import annotations
 
+import math
 from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -17,7 +18,7 @@ import numpy as np
 from driveRT_ros.core.config import LidarConfig
 from driveRT_ros.core.errors import InvalidFrame
 from driveRT_ros.io.messages import stamp_ns_of
-from driveRT_ros.nodes.tf import TransformBuffer
+from driveRT_ros.nodes.tf import Lookup, TransformBuffer
 from driveRT_ros.nodes.timejump import Jump, JumpDetector
 
 PARKED_LIMIT = 200
@@ -41,7 +42,7 @@ class GateActions:
     jumped: Callable[[Jump], None]
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class _Parked:
     msg: Any
     stamp_ns: int
@@ -62,6 +63,7 @@ class CloudGate:
         self._needs_pose = config.densification_params.num_past_frames > 0
         self._transforms, self._detector = TransformBuffer(), JumpDetector()
         self._parked: deque[_Parked] = deque()
+        self._noticed: _Parked | None = None
 
     def __len__(self) -> int:
         return len(self._parked)
@@ -83,7 +85,7 @@ class CloudGate:
         if not self._config.input.back_pressure and len(self._parked) > PARKED_LIMIT:
             self._parked.popleft()
             self._actions.drop("tf_overflow", f"More than {PARKED_LIMIT} clouds wait for TF.")
-        self.tick(now_s)
+        self._release(now_s)
 
     def transforms(self, msg: Any, now_s: float, *, static: bool) -> None:
         """Take a TFMessage, and let go the clouds that it completes."""
@@ -100,34 +102,58 @@ class CloudGate:
                 )
             except InvalidFrame as error:
                 self._actions.refuse(f"Transform {parent} -> {child}: {error}")
-        self.tick(now_s)
+        self._release(now_s)
 
     def clock_jumped(self, from_ns: int, to_ns: int) -> None:
         """Take a step back of the simulated clock."""
         self._handle_jump(self._detector.announced("/clock", from_ns, to_ns))
 
     def tick(self, now_s: float) -> None:
-        """Let go what is complete, and drop what has waited too long."""
-        while self._parked:
-            head, world = self._parked[0], self._config.densification_params.world_frame_id
-            found = self._transforms.lookup(world, head.frame_id, head.stamp_ns)
-            waited_s = now_s - head.arrived_s
-            if found.T_target_source is not None:
-                self._parked.popleft()
-                self._actions.forward(head.msg, found.T_target_source, head.arrived_s)
-            elif not found.may_come or waited_s >= self._config.input.tf_timeout_s:
-                self._parked.popleft()
-                self._actions.drop(
-                    found.code,
-                    f"{found.reason} The cloud stamped {head.stamp_ns / 1e9:.6f} s waited "
-                    f"{waited_s:.3f} s for it and is dropped.",
-                )
-            else:
-                return  # later clouds wait behind it: their order is the order of the history
+        """Drop what has waited too long; called regularly.
+
+        A cloud whose time is up gets notice first and goes at the next tick. A busy process may
+        find the tick and the transform waiting side by side, and takes the tick first.
+        """
+        self._release(now_s)
+        while self._parked and self._parked[0] is self._noticed:
+            self._drop_head(now_s)
+            self._release(now_s)
+        late = self._parked and self._waited_s(now_s) >= self._config.input.tf_timeout_s
+        self._noticed = self._parked[0] if late else None
 
     def flush(self) -> None:
         """Drop what is still parked: no more data will come."""
-        self.tick(float("inf"))
+        while self._parked:
+            self.tick(float("inf"))
+
+    def _release(self, now_s: float) -> None:
+        """Let go what has its transform; later clouds wait behind the first that has not."""
+        while self._parked:
+            head, found = self._parked[0], self._lookup()
+            if found.T_target_source is not None:
+                self._parked.popleft()
+                self._actions.forward(head.msg, found.T_target_source, head.arrived_s)
+            elif not found.may_come:
+                self._drop_head(now_s)
+            else:
+                return
+
+    def _drop_head(self, now_s: float) -> None:
+        found, waited_s = self._lookup(), self._waited_s(now_s)
+        head = self._parked.popleft()
+        waited = f"waited {waited_s:.3f} s for it" if waited_s < math.inf else "waited in vain"
+        self._actions.drop(
+            found.code,
+            f"{found.reason} The cloud stamped {head.stamp_ns / 1e9:.6f} s {waited} and is "
+            "dropped.",
+        )
+
+    def _lookup(self) -> Lookup:
+        head, world = self._parked[0], self._config.densification_params.world_frame_id
+        return self._transforms.lookup(world, head.frame_id, head.stamp_ns)
+
+    def _waited_s(self, now_s: float) -> float:
+        return now_s - self._parked[0].arrived_s
 
     def _handle_jump(self, jump: Jump | None) -> None:
         if jump is None:

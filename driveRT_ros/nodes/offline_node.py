@@ -19,7 +19,7 @@ from tf2_msgs.msg import TFMessage
 from driveRT_ros.core.errors import ConfigError, DriveRTError, InvalidFrame
 from driveRT_ros.io.bag import BagMessage
 from driveRT_ros.nodes.base import run
-from driveRT_ros.nodes.lidar_node import LidarNode
+from driveRT_ros.nodes.lidar import LidarNode
 from driveRT_ros.nodes.offline_source import OfflineConfig, OfflineSource
 from driveRT_ros.nodes.playback import MATCH_S, PARTIAL
 from driveRT_ros.nodes.progress import CloudProgress

@@ -5,6 +5,7 @@ from __future__ import annotations
 import difflib
 import json
 import sys
+import textwrap
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
@@ -162,8 +163,8 @@ def help_text(config_class: type[Config]) -> str:
 def yaml_text(config_class: type[Config], node_name: str) -> str:
     """Return a commented parameter file that holds every parameter at its default."""
     lines = [
-        f"# Every parameter of {node_name} at its default: the defaults live in the code, a file",
-        "# need only name what differs. Test-checked against the configuration class.",
+        f"# Every parameter of {node_name} at its default. The defaults live in the code, so a file",
+        "# need only name what differs; a test keeps this one equal to the code.",
         "/**:",
         "  ros__parameters:",
     ]
@@ -176,7 +177,10 @@ def yaml_text(config_class: type[Config], node_name: str) -> str:
         open_groups = groups
         indent = "  " * (len(groups) + 2)
         values = range_text(parameter)
-        lines.append(f"{indent}# {parameter.info.doc}" + (f" ({values})" if values else ""))
+        text = parameter.info.doc + (f" ({values})" if values else "")
+        lines += textwrap.wrap(
+            text, 100, initial_indent=f"{indent}# ", subsequent_indent=f"{indent}# "
+        )
         lines.append(f"{indent}{leaf}: {_yaml_value(parameter.default)}")
     return "\n".join(lines) + "\n"
 

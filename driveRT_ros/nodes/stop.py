@@ -13,6 +13,7 @@ import signal
 import sys
 import threading
 from collections.abc import Callable
+from typing import NoReturn
 
 EXIT_BOUND_S = 1.6
 """From the signal to a forced exit; a frame in flight and DDS get this long to finish."""
@@ -62,7 +63,7 @@ class StopSignal:
         exit_now(0)
 
 
-def exit_now(code: int) -> None:
+def exit_now(code: int) -> NoReturn:
     """Leave without waiting for threads, so that a running library call cannot hold us."""
     sys.stdout.flush()
     sys.stderr.flush()

@@ -67,12 +67,22 @@ def test_cloud_is_dropped_after_the_time_limit_with_both_times_in_the_reason() -
     gate = Gate(input={"tf_timeout_s": 0.5})
     gate.ego(10 * S)
     gate.cloud(12 * S, now_s=1.0)
-    gate.gate.tick(1.49)
+    for now_s in (1.48, 1.49, 1.5):
+        gate.gate.tick(now_s)
     assert gate.dropped == []
-    gate.gate.tick(1.5)
+    gate.gate.tick(1.52)
     [(code, sentence)] = gate.dropped
     assert code == "tf_future"
-    assert "12.000000 s" in sentence and "10.000000 s" in sentence and "0.500 s" in sentence
+    assert "12.000000 s" in sentence and "10.000000 s" in sentence and "0.520 s" in sentence
+
+
+def test_transform_that_a_busy_process_finds_after_the_time_limit_still_counts() -> None:
+    gate = Gate(input={"tf_timeout_s": 0.5})
+    gate.cloud(12 * S, now_s=1.0)
+    gate.gate.tick(9.0)  # the first chance in eight seconds; the transform is next in line
+    gate.ego(12 * S, now_s=9.0)
+    gate.gate.tick(9.02)
+    assert (gate.stamps, gate.dropped) == ([12], [])
 
 
 def test_cloud_older_than_the_history_is_dropped_at_once() -> None:
@@ -85,6 +95,8 @@ def test_cloud_older_than_the_history_is_dropped_at_once() -> None:
 def test_missing_chain_is_never_taken_for_identity() -> None:
     gate = Gate(input={"tf_timeout_s": 0.0})
     gate.cloud(10 * S)
+    gate.gate.tick(0.0)
+    gate.gate.tick(0.0)
     assert gate.forwarded == []
     assert gate.dropped[0][0] == "tf_missing"
     assert "'map' is unknown" in gate.dropped[0][1]

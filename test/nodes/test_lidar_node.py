@@ -85,13 +85,6 @@ class Live:
         return found
 
 
-@pytest.fixture
-def domain_id() -> Iterator[int]:
-    """A ROS domain that nobody else on this machine uses."""
-    with private_domain() as domain:
-        yield domain
-
-
 @pytest.fixture(scope="module")
 def live(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Live]:
     folder = tmp_path_factory.mktemp("live")
@@ -486,6 +479,18 @@ def test_build_only_configures_and_exits_and_an_idle_node_ends_on_sigterm(
     ):
         assert builder.wait(60.0) == 0
         assert "Configured in" in builder.log() and "Active" not in builder.log()
+        waiting.wait_for_log("Waiting for the transition 'configure'")
         code, seconds = waiting.stop(signal.SIGTERM)
         assert (code, "Traceback" in waiting.log()) == (0, False)
+        assert seconds < 2.0
+
+
+@pytest.mark.parametrize("delay_s", [0.7, 1.2])
+def test_interrupt_while_the_process_still_imports_ends_it_without_traceback(
+    delay_s: float, domain_id: int, tmp_path: Path
+) -> None:
+    with started("lidar_node", tmp_path, domain_id, params=SMALL_STILL) as node:
+        time.sleep(delay_s)
+        code, seconds = node.stop(signal.SIGINT)
+        assert (code, "Traceback" in node.log()) == (0, False), node.log()
         assert seconds < 2.0

@@ -1,0 +1,160 @@
+"""The worker thread: a fault costs its frame, is named, and the next frame works."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from driveRT_ros.core.config import LidarConfig
+from driveRT_ros.core.frame import Detections, FrameReport
+from driveRT_ros.core.pipeline import LidarPipeline
+from driveRT_ros.nodes.diagnostics import statuses
+from driveRT_ros.nodes.handler import LidarHandler
+from driveRT_ros.nodes.health import ERROR, HOLD_S, WARN, Health
+from driveRT_ros.nodes.mailbox import Mailbox
+from driveRT_ros.nodes.worker import Worker
+from test.support.lidar_messages import SECOND as S
+from test.support.lidar_messages import SMALL_STILL, make_cloud, make_garbage
+
+CONFIG = LidarConfig.from_dict(SMALL_STILL)
+
+
+class FakeOutputs:
+    def __init__(self) -> None:
+        self.results: list[Any] = []
+
+    def wanted(self) -> frozenset[str]:
+        return frozenset({"detections"})
+
+    def publish(self, result: Any) -> None:
+        self.results.append(result)
+
+    def publish_debug(self, result: Any, health: Health) -> None:
+        pass
+
+
+class Log(list):  # what a ROS logger is told
+    def __getattr__(self, level: str) -> Callable[[str], None]:
+        return lambda text: self.append((level, text))
+
+
+class Bench:
+    """A worker with the real handler; the pipeline may be replaced."""
+
+    def __init__(self, pipeline: Any = None) -> None:
+        self.pipeline = pipeline or LidarPipeline(CONFIG, device="cpu")
+        self.mailbox = Mailbox(keep_all=True, history=0)
+        self.outputs, self.health, self.log = FakeOutputs(), Health(CONFIG.diagnostics), Log()
+        handler = LidarHandler(CONFIG, self.pipeline)
+        self.worker = Worker(self.mailbox, handler, self.outputs, self.health, self.log)
+
+    def run(self, *clouds: Any) -> None:
+        for cloud in clouds:
+            self.mailbox.put(cloud, None, 0.0)
+        assert self.mailbox.wait_idle(20.0)
+
+    def __enter__(self) -> Bench:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        assert self.worker.stop(20.0)
+
+
+class FailingPipeline:
+    """Fails as told, frame by frame, and else finds nothing."""
+
+    def __init__(self, *errors: Exception | None) -> None:
+        self._errors = list(errors)
+        self.weights = SimpleNamespace(trained=False, source="seed", sha256="0")
+
+    def process(self, points: Any, *, with_bev: bool = False) -> Detections:
+        error = self._errors.pop(0)
+        if error is not None:
+            raise error
+        return Detections.empty(report=FrameReport(num_points=len(points)))
+
+
+@pytest.mark.parametrize("error", [RuntimeError("illegal address"), MemoryError("no more")])
+def test_exception_in_inference_drops_that_frame_with_an_error_that_names_it(
+    error: Exception,
+) -> None:
+    with Bench(FailingPipeline(None, error, None)) as bench:
+        bench.run(*(make_cloud(i * S) for i in range(1, 4)))
+        assert [r.cloud.stamp_ns for r in bench.outputs.results] == [1 * S, 3 * S]
+        assert bench.health.state.dropped == {"inference_error": 1}
+        [fault] = bench.health.faults(0.0)
+        assert (fault.level, type(error).__name__ in fault.sentence) == (ERROR, True)
+        assert str(error) in fault.sentence
+        assert [level for level, _ in bench.log].count("error") == 1
+        weights = bench.pipeline.weights
+        status = statuses("n", CONFIG, bench.health, weights, fault.at_s)[1]
+        assert status.level == bytes([ERROR]) and str(error) in status.message
+
+
+def test_bad_clouds_are_counted_by_reason_and_warned_about_once_in_a_while() -> None:
+    with Bench() as bench:
+        bench.run(*(make_garbage(i * S) for i in range(1, 6)), make_cloud(9 * S))
+        assert len(bench.outputs.results) == 1
+        assert sum(bench.health.state.dropped.values()) == 5
+        warnings = [text for level, text in bench.log if level == "warning"]
+        assert len(warnings) == 1
+        assert bench.health.faults(0.0)[0].level == WARN
+
+
+def test_fault_leaves_the_diagnostics_after_a_while() -> None:
+    health = Health(CONFIG.diagnostics)
+    health.fault("a", WARN, "An a.", 10.0)
+    health.fault("b", ERROR, "A b.", 11.0)
+    assert [f.sentence for f in health.faults(12.0)] == ["A b.", "An a."]
+    assert [f.sentence for f in health.faults(10.5 + HOLD_S)] == ["A b."]
+    assert health.faults(11.5 + HOLD_S) == []
+
+
+def test_lasting_fault_is_logged_once_and_stays_until_cleared() -> None:
+    health = Health(CONFIG.diagnostics)
+    due = [health.fault("qos", ERROR, "No.", t, until_cleared=True) for t in (0.0, 10.0, 99.0)]
+    assert due == [True, False, False]
+    assert len(health.faults(1e6)) == 1
+    health.cleared("qos")
+    assert health.faults(1e6) == []
+
+
+def test_frame_in_work_is_finished_before_the_worker_ends() -> None:
+    begun, go_on = threading.Event(), threading.Event()
+
+    class Slow(FailingPipeline):
+        def process(self, points: Any, *, with_bev: bool = False) -> Detections:
+            begun.set()
+            assert go_on.wait(20.0)
+            return super().process(points)
+
+    bench = Bench(Slow(None))
+    bench.mailbox.put(make_cloud(S), None, 0.0)
+    assert begun.wait(20.0)
+    assert not bench.worker.stop(0.05)
+    go_on.set()
+    assert bench.worker.stop(20.0)
+    assert len(bench.outputs.results) == 1
+
+
+def test_only_wanted_outputs_are_computed() -> None:
+    handler = LidarHandler(CONFIG, LidarPipeline(CONFIG, device="cpu"))
+    cloud = make_cloud(S)
+    assert handler.handle(cloud, None, ()).messages == {}
+    result = handler.handle(cloud, None, {"detections"})
+    assert (list(result.messages), result.found.bev) == (["detections"], None)
+    result = handler.handle(cloud, None, {"occupancy_grid", "markers"})
+    assert list(result.messages) == ["markers", "occupancy_grid"]
+
+
+def test_another_configuration_takes_effect_with_the_next_frame() -> None:
+    strict = LidarConfig.from_dict({**SMALL_STILL, "post_process_params.score_thresholds": [0.99]})
+    with Bench() as bench:
+        bench.run(make_cloud(S))
+        bench.worker.reconfigure(strict)
+        bench.run(make_cloud(2 * S))
+        assert [len(r.found) > 0 for r in bench.outputs.results] == [True, False]
