@@ -19,7 +19,8 @@ class Tactic:
     """One variant of the exact FP32 implicit GEMM (``kernels/sparse_conv.cu``).
 
     Args:
-        groups: Groups the taps are divided into: 3 planes or 9 lines of a 3x3x3 kernel, 1 of a 3x3.
+        groups: Groups the taps are divided into: 3 planes or 9 lines of a 3x3x3 kernel, 1 plane or 3
+            lines of a 3x3 one.
         tile_rows: Output rows of a tile.
         slab: Input channels staged at once.
         thread_rows: Rows of a tile that one thread multiplies.
@@ -51,7 +52,7 @@ class Tactic:
             "tile_rows": self.tile_rows in (32, 64, 128) and self.tile_rows % self.thread_rows == 0,
             "thread_channels": self.thread_channels % 4 == 0 and c_out % self.thread_channels == 0,
             "slab": self.slab % 4 == 0 and c_in % self.slab == 0,
-            "groups": (taps, self.groups) in ((27, 3), (27, 9), (9, 1)),
+            "groups": (taps, self.groups) in ((27, 3), (27, 9), (9, 1), (9, 3)),
             "stages": self.stages >= 2,
             "threads": 0 < threads <= 1024 and threads % 32 == 0,
         }
@@ -143,7 +144,7 @@ def default_plan(channels: tuple[int, ...], capability: tuple[int, int]) -> Plan
     wide = capability >= (8, 0)
 
     def tactic(c_in: int, c_out: int, taps: int, rows: str) -> Tactic:
-        groups = 1 if taps == 9 else 9 if rows == "few" else 3
+        groups = 3 if taps == 9 or rows == "many" else 9
         if c_out >= 128:
             if rows == "few" or taps == 9:
                 return Tactic(groups, 32, 16, 4, 8, 3 if wide else 2, 4 if wide else 3)

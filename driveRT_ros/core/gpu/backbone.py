@@ -98,11 +98,10 @@ class SparseBackbone:
     def _partial_sums(self) -> torch.Tensor:
         """Return room for the sums of every group of the largest layer."""
         sizes = [1]
-        for level in self.graph.levels:
-            for layer in level:
-                shape = self.maps.domains[layer.map_key].shape
-                if shape.groups > 1:
-                    sizes.append(shape.groups * shape.row_capacity * layer.out_channels)
+        for layer in (*(layer for level in self.graph.levels for layer in level), *self.graph.bev):
+            shape = self.maps.domains[layer.map_key].shape
+            if shape.groups > 1:
+                sizes.append(shape.groups * shape.row_capacity * layer.out_channels)
         return self.maps.arena.empty(max(sizes), dtype=torch.float32)
 
     def _bind_layers(self) -> None:
