@@ -1,8 +1,10 @@
 """Seeded random weights: they find nothing real, but exercise every part of the pipeline.
 
-The scale follows He et al., "Delving deep into rectifiers", ICCV 2015, with three changes because
-no batch norm has statistics yet:
+The scale follows He et al., "Delving deep into rectifiers", ICCV 2015, with four changes because no
+batch norm has statistics yet:
 
+- the weights from all inputs to one output add up to zero, as in weight standardization (Qiao et
+  al., 2019): what all rows have in common then does not decide which classes light up;
 - most of the variance of a submanifold kernel sits in its centre tap, so that activations hardly
   depend on how many neighbours are active, and residual branches start small;
 - the point features are scaled to about unit variance by the first layer;
@@ -27,9 +29,9 @@ _FEATURE_SCALE = (25.0, 25.0, 1.5, 25.0, 0.2)  # typical x, y, z, intensity, tim
 _CENTRE_SHARE = 0.8
 _RESIDUAL_GAIN = 0.3
 _ACTIVE_TAPS = 6  # inputs that a strided kernel usually meets
-_HEAT_GAIN = 0.5
-_HEAT_MEAN = -0.35  # in standard deviations of the heat weights
-_OUT_STD = {"center": 0.002, "center_z": 0.002, "dim": 0.002, "rot": 0.05, "vel": 0.01}
+_HEAT_GAIN = 8.0
+_HEAT_RARITY = 4.8  # how many standard deviations below its bias the heat of a usual row lies
+_OUT_STD = {"center": 0.05, "center_z": 0.05, "dim": 0.03, "rot": 1.0, "vel": 0.3}
 _OUT_BIAS = {
     "center": (0.5, 0.5),  # the middle of the cell
     "center_z": (-1.0,),  # metres: what stands on the ground below a roof-mounted LiDAR
@@ -67,8 +69,12 @@ def _scaled(layer: LayerSpec, weight: torch.Tensor) -> tuple[torch.Tensor, torch
     bias = torch.zeros(layer.out_channels, dtype=torch.float64)
     gain = math.sqrt(2.0 / layer.in_channels)
     branch = layer.name.split(".")[1] if layer.bn_eps is None else ""
+    if layer.name != "conv_input":  # coordinates are no activations
+        weight = weight - weight.mean(dim=1, keepdim=True)
     if branch == "hm":
-        return (weight + _HEAT_MEAN) * (gain * _HEAT_GAIN), bias + HEAT_BIAS
+        # The sum of n weights of unit variance has the standard deviation sqrt(n).
+        mean = -_HEAT_RARITY / math.sqrt(layer.in_channels)
+        return (weight + mean) * (gain * _HEAT_GAIN), bias + HEAT_BIAS
     if branch:
         return weight * _OUT_STD[branch], bias + bias.new_tensor(_OUT_BIAS[branch])
     if layer.op == "subm":

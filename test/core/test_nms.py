@@ -55,7 +55,9 @@ def test_random_boxes_have_the_iou_of_the_clipping_oracle():
         pytest.param(box(), box(x=2.0), 4 / 12, id="half overlapping on one line"),
         pytest.param(box(), box(length=1, width=1), 1 / 8, id="contained"),
         pytest.param(box(length=1, width=1, yaw=0.3), box(length=9, width=9), 1 / 81, id="inside"),
-        pytest.param(box(), box(x=1.5, length=1, width=2), 2 / 8, id="contained, three edges shared"),
+        pytest.param(
+            box(), box(x=1.5, length=1, width=2), 2 / 8, id="contained, three edges shared"
+        ),
         pytest.param(box(), box(x=100.0), 0.0, id="far apart"),
         pytest.param(box(), box(z=50.0), 1.0, id="height does not matter"),
         pytest.param(box(length=0, width=0), box(), 0.0, id="point in a box"),
