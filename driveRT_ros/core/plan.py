@@ -19,8 +19,8 @@ class Tactic:
     """One variant of the exact FP32 implicit GEMM (``kernels/sparse_conv.cu``).
 
     Args:
-        groups: Groups the taps are divided into: 3 planes or 9 lines of a 3x3x3 kernel, 1 plane or 3
-            lines of a 3x3 one.
+        groups: Groups the taps are divided into: 3 planes or 9 lines of a 3x3x3 kernel, 1 plane or
+            3 lines of a 3x3 one.
         tile_rows: Output rows of a tile.
         slab: Input channels staged at once.
         thread_rows: Rows of a tile that one thread multiplies.

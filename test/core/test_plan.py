@@ -65,4 +65,4 @@ def test_a_tactic_says_what_it_cannot_run(changes, named):
     good = Tactic(3, 64, 16, 8, 8, 3, 3)
     assert good.supports(128, 128, 27) == ""
     assert named in dataclasses.replace(good, **changes).supports(128, 128, 27)
-    assert "groups" in good.supports(128, 128, 9)
+    assert "groups" in dataclasses.replace(good, groups=9).supports(128, 128, 9)
