@@ -129,7 +129,11 @@ def test_unknown_velocity_stays_unknown():
 
 def test_velocity_in_the_frame_of_the_object_is_rotated_by_minus_yaw():
     velocity = torch.tensor([[0.0, 10.0]], dtype=torch.float64)  # driving along +y
-    close(bx.rotate_xy(velocity, torch.tensor([-math.pi / 2], dtype=torch.float64)), [[10.0, 0.0]], 1e-12)
+    close(
+        bx.rotate_xy(velocity, torch.tensor([-math.pi / 2], dtype=torch.float64)),
+        [[10.0, 0.0]],
+        1e-12,
+    )
 
 
 def test_the_same_car_in_both_conventions_is_the_same_box():
