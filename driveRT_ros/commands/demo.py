@@ -62,6 +62,7 @@ REPLAY_PARAMETERS = {"input.back_pressure": True, "input.reliability": "reliable
 """While a bag is played, every cloud counts."""
 
 _LAST_MESSAGES_S = 0.5
+_CLOSE_BAG_S = 12.0
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -151,7 +152,8 @@ def start_recorder(supervisor: Supervisor, path: Path, *, record_all: bool = Fal
         "use_sim_time": True,
         "queue_depth": 10_000,  # a detector faster than this process must not lose anything
     }
-    return supervisor.start("recorder_node", node_command("recorder_node", params=params))
+    argv = node_command("recorder_node", params=params)
+    return supervisor.start("recorder_node", argv, grace_s=_CLOSE_BAG_S)
 
 
 def stop_recording(supervisor: Supervisor) -> None:

@@ -38,11 +38,13 @@ class NodeProcess:
         name: Short name for messages.
         popen: The process; it leads its own session, so Ctrl-C reaches only the parent.
         log_path: File that takes its standard output and error.
+        grace_s: How long it may take to end after SIGINT.
     """
 
     name: str
     popen: subprocess.Popen[bytes]
     log_path: Path
+    grace_s: float
 
     def log(self) -> str:
         """Return what the process has printed so far."""
@@ -78,16 +80,22 @@ class Supervisor:
         killed = self.stop()
         if killed and kind is None:
             raise ProcessFailed(
-                f"{' and '.join(killed)} did not end within {STOP_GRACE_S:g} s of SIGINT and had "
-                f"to be killed; see the logs in {self._log_dir}."
+                f"{' and '.join(killed)} did not end in time after SIGINT and had to be killed; "
+                f"see the logs in {self._log_dir}."
             )
 
-    def start(self, name: str, argv: Sequence[str]) -> NodeProcess:
-        """Start one process with its output in ``<log_dir>/<name>.log``."""
+    def start(self, name: str, argv: Sequence[str], grace_s: float = STOP_GRACE_S) -> NodeProcess:
+        """Start one process with its output in ``<log_dir>/<name>.log``.
+
+        Args:
+            name: Short name for messages and for the log.
+            argv: Command line.
+            grace_s: How long it may take to end after SIGINT.
+        """
         log_path = self._log_dir / f"{name}.log"
         with log_path.open("wb") as log:
             popen = _spawn(argv, self._env, log)
-        process = NodeProcess(name, popen, log_path)
+        process = NodeProcess(name, popen, log_path, grace_s)
         self.processes.append(process)
         return process
 
@@ -139,11 +147,10 @@ class Supervisor:
         for process in chosen:
             if process.popen.poll() is None:
                 process.popen.send_signal(signal.SIGINT)
-        deadline = time.monotonic() + STOP_GRACE_S
-        killed = []
+        begin, killed = time.monotonic(), []
         for process in chosen:
             try:
-                process.popen.wait(max(0.0, deadline - time.monotonic()))
+                process.popen.wait(max(0.0, begin + process.grace_s - time.monotonic()))
             except subprocess.TimeoutExpired:
                 process.popen.kill()
                 process.popen.wait()

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from functools import partial
 from pathlib import Path
+from time import monotonic
 from typing import Any
 
 from rclpy.qos import DurabilityPolicy, QoSProfile, ReliabilityPolicy
@@ -14,9 +15,14 @@ from driveRT_ros.io.bag import BagWriter
 from driveRT_ros.nodes.base import ManagedNode, run
 from driveRT_ros.nodes.raw import canonical, header_stamp_ns, message_class, starts_with_header
 from driveRT_ros.nodes.recording import RecorderConfig, ReorderBuffer, TopicFilter
+from driveRT_ros.nodes.stop import StopSignal
 
 READY = "Recording"
 """What the node logs once every topic that was named outright has a publisher."""
+
+
+CLOSE_S = 10.0
+"""From a signal to a forced exit: on a busy machine, better a late end than a damaged bag."""
 
 
 class RecorderNode(ManagedNode):
@@ -51,7 +57,7 @@ class RecorderNode(ManagedNode):
         self._filter = TopicFilter.parse(config.topics)
         self._writer = BagWriter(config.bag_path, storage=config.storage)
         self._writer.__enter__()
-        self._buffer = ReorderBuffer(self._write, round(config.reorder_window_s * 1e9))
+        self._buffer = ReorderBuffer(self._write, config.hold_s)
         for topic, type_name in self._filter.typed.items():
             self._writer.add_topic(topic, type_name)
             self._types[topic] = type_name
@@ -94,6 +100,7 @@ class RecorderNode(ManagedNode):
         return True
 
     def _scan(self) -> None:
+        self._buffer.write_old(monotonic())
         heard = {s.topic_name for s in self._subscriptions_made}
         for topic, type_names in self.get_topic_names_and_types():
             if topic in heard or topic in self._skipped or not self._filter.wants(topic):
@@ -129,7 +136,8 @@ class RecorderNode(ManagedNode):
         stamp_ns = header_stamp_ns(raw) if has_header else 0
         if self.config.canonical:
             raw = self._canonical(topic, raw)
-        self._buffer.add(topic, raw, stamp_ns or self.get_clock().now().nanoseconds)
+        log_time_ns = stamp_ns or self.get_clock().now().nanoseconds
+        self._buffer.add(topic, raw, log_time_ns, monotonic())
         self.counts[topic] += 1
         until = self.config.until_count
         if until and self.counts[self.config.until_topic] >= until:
@@ -167,7 +175,7 @@ def strongest_common(offered: list[QoSProfile], depth: int) -> QoSProfile:
 
 def main(args: list[str] | None = None) -> int:
     """Run the recorder as a process of its own."""
-    return run(RecorderNode, args)
+    return run(RecorderNode, args, StopSignal(CLOSE_S))
 
 
 if __name__ == "__main__":

@@ -30,9 +30,9 @@ class RecorderConfig(Config):
         "Write zeros where the middleware leaves chance between fields: equal messages then are "
         "equal bytes. Switch off for many large messages that are not compared.",
     )
-    reorder_window_s: float = param(
-        5.0,
-        "Messages this close in log time are written in order of log time, then topic.",
+    hold_s: float = param(
+        1.0,
+        "Messages wait this long, so that they can be written in order of log time, then topic.",
         unit="s",
         ge=0.0,
         le=60.0,
@@ -82,57 +82,71 @@ class TopicFilter:
         return [*self.typed, *(p for p in self.patterns if not set("*?[") & set(p))]
 
 
+JUMP_NS = 1_000_000_000
+"""A log time that goes back by more than this is a bag that starts again."""
+
+
 class ReorderBuffer:
     """Write messages by log time, then topic, then arrival, however they interleave on the wire.
 
     Messages of one frame leave a node within milliseconds on many topics, and the order in which
-    they are heard is chance. They are held until the log time has moved on by a window. A log time
-    that goes back by more than the window is a looping bag: what is held is written first. What is
-    heard before simulated time has begun (log time 0) gets the first log time that is known.
+    they are heard is chance; held for a while, they can be sorted. Where a looping bag sends time
+    back, what is held is written first. What is heard before simulated time has begun (log time 0)
+    gets the first log time that is known.
 
     Args:
         write: ``write(topic, raw, log_time_ns)``.
-        window_ns: Hold time in log time, nanoseconds.
+        hold_s: How long a message is held.
     """
 
-    def __init__(self, write: Callable[[str, bytes, int], None], window_ns: int) -> None:
-        self._write, self._window_ns = write, window_ns
-        self._held: list[tuple[int, str, int, bytes]] = []
+    def __init__(self, write: Callable[[str, bytes, int], None], hold_s: float) -> None:
+        self._write, self._hold_s = write, hold_s
+        self._held: list[tuple[int, str, int, float, bytes]] = []
         self._untimed: list[tuple[str, bytes]] = []
         self._newest_ns = 0
         self._arrivals = 0
 
-    def add(self, topic: str, raw: bytes, log_time_ns: int) -> None:
-        """Take one message, and write those that became old enough."""
+    def add(self, topic: str, raw: bytes, log_time_ns: int, now_s: float) -> None:
+        """Take one message.
+
+        Args:
+            topic: Topic name.
+            raw: The serialized message.
+            log_time_ns: Integer nanoseconds, 0 where it is not known.
+            now_s: Steady time of arrival.
+        """
         if log_time_ns <= 0:
             log_time_ns = self._newest_ns
         if not log_time_ns:
             self._untimed.append((topic, raw))
             return
-        self._date(log_time_ns)
-        if log_time_ns < self._newest_ns - self._window_ns:
+        self._date(log_time_ns, now_s)
+        if log_time_ns < self._newest_ns - JUMP_NS:
             self.flush()
             self._newest_ns = log_time_ns
         self._newest_ns = max(self._newest_ns, log_time_ns)
-        self._push(topic, raw, log_time_ns)
-        while self._held and self._held[0][0] < self._newest_ns - self._window_ns:
+        self._push(topic, raw, log_time_ns, now_s)
+
+    def write_old(self, now_s: float) -> None:
+        """Write what has been held long enough."""
+        while self._held and now_s - self._held[0][3] >= self._hold_s:
             self._pop()
 
     def flush(self) -> None:
         """Write everything that is held."""
-        self._date(0)
+        self._date(0, 0.0)
         while self._held:
             self._pop()
 
-    def _date(self, log_time_ns: int) -> None:
+    def _date(self, log_time_ns: int, now_s: float) -> None:
         for topic, raw in self._untimed:
-            self._push(topic, raw, log_time_ns)
+            self._push(topic, raw, log_time_ns, now_s)
         self._untimed.clear()
 
-    def _push(self, topic: str, raw: bytes, log_time_ns: int) -> None:
-        heapq.heappush(self._held, (log_time_ns, topic, self._arrivals, raw))
+    def _push(self, topic: str, raw: bytes, log_time_ns: int, now_s: float) -> None:
+        heapq.heappush(self._held, (log_time_ns, topic, self._arrivals, now_s, raw))
         self._arrivals += 1
 
     def _pop(self) -> None:
-        log_time_ns, topic, _, raw = heapq.heappop(self._held)
+        log_time_ns, topic, _, _, raw = heapq.heappop(self._held)
         self._write(topic, raw, log_time_ns)

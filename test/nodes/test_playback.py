@@ -224,21 +224,28 @@ def test_equal_messages_become_equal_bytes_whatever_lies_between_their_fields():
 
 def test_reordering_writes_by_log_time_then_topic_and_survives_a_backward_jump():
     written = []
-    buffer = ReorderBuffer(lambda *m: written.append(m), window_ns=10)
-    for topic, raw, t in [
-        ("/b", b"1", 5), ("/a", b"2", 5), ("/a", b"3", 3), ("/a", b"4", 30),
-        ("/b", b"5", 2), ("/a", b"6", 1),
+    buffer = ReorderBuffer(lambda *m: written.append(m), hold_s=1.0)
+    s = 1_000_000_000
+    for raw, topic, t, now_s in [
+        (b"1", "/b", 5 * s, 0.0), (b"2", "/a", 5 * s, 0.1), (b"3", "/a", 5 * s - 9, 0.2),
+        (b"4", "/a", 6 * s, 0.3),
     ]:  # fmt: skip
-        buffer.add(topic, raw, t)
+        buffer.add(topic, raw, t, now_s)
+    buffer.write_old(0.9)
+    assert written == []
+    buffer.write_old(1.25)
+    assert [raw for _, raw, _ in written] == [b"3", b"2", b"1"]
+    buffer.add("/b", b"5", 2 * s, 1.3)  # the bag starts again
+    buffer.add("/a", b"6", 1 * s + 1, 1.4)
     buffer.flush()
     assert [raw for _, raw, _ in written] == [b"3", b"2", b"1", b"4", b"6", b"5"]
 
 
 def test_what_is_heard_before_simulated_time_begins_gets_its_first_time():
     written = []
-    buffer = ReorderBuffer(lambda *m: written.append(m), window_ns=10)
+    buffer = ReorderBuffer(lambda *m: written.append(m), hold_s=1.0)
     for topic, t in [("/log", 0), ("/points", 1_000), ("/log", 0)]:
-        buffer.add(topic, b"", t)
+        buffer.add(topic, b"", t, 0.0)
     buffer.flush()
     assert written == [("/log", b"", 1_000), ("/log", b"", 1_000), ("/points", b"", 1_000)]
 
