@@ -1,7 +1,7 @@
 """Tactics of the tensor-core convolution and the packing of its weights.
 
-The kernel is ``kernels/sparse_conv_mma.cu``; ``kernels/mma.cuh`` says why the weights lie as they do.
-Nothing here launches anything.
+The kernels are ``kernels/sparse_conv_mma.cu`` and ``kernels/sparse_conv_direct.cu``;
+``kernels/mma.cuh`` says why the weights lie as they do. Nothing here launches anything.
 """
 
 from __future__ import annotations
@@ -16,6 +16,9 @@ from driveRT_ros.core.errors import ConfigError
 
 PRECISIONS = ("F16", "TF32", "F16X3")
 WIDTHS = (16, 32, 64, 128)
+FLOWS = ("staged", "direct", "resident")
+PARAMETERS = ("conv_mma.cuh", "Convolution")
+"""Where the struct that both kernels take is declared."""
 
 
 @dataclass(frozen=True)
@@ -32,6 +35,10 @@ class MmaTactic:
         stages: Slabs in flight.
         min_blocks: Blocks that must fit a multiprocessor: the register limit.
         precision: One of ``PRECISIONS``.
+        flow: ``staged``: rows and weights pass through shared memory, for tiles sorted by taps.
+            ``direct``: rows go from the cache to registers, for tiles in spatial order.
+            ``resident``: as direct, with the weights of all taps kept in shared memory and
+            ``tile_rows`` the tile of a single warp.
     """
 
     groups: int
@@ -42,6 +49,12 @@ class MmaTactic:
     stages: int
     min_blocks: int
     precision: str
+    flow: str = "staged"
+
+    @property
+    def kernel(self) -> str:
+        """Name of the kernel and of its source file."""
+        return "sparse_conv_mma" if self.flow == "staged" else "sparse_conv_direct"
 
     @property
     def element_bytes(self) -> int:
@@ -53,13 +66,16 @@ class MmaTactic:
         """Threads of a block."""
         return 32 * self.warps_m * self.warps_n
 
-    def shared_bytes(self, c_out: int) -> int:
+    def shared_bytes(self, c_in: int, c_out: int, taps: int) -> int:
         """Dynamic shared memory of a block."""
-        return self.stages * self.slab * (self.tile_rows + c_out) * self.element_bytes
+        if self.flow == "resident":
+            return taps * c_in * c_out * self.element_bytes
+        staged_rows = self.tile_rows if self.flow == "staged" else 0
+        return self.stages * self.slab * (staged_rows + c_out) * self.element_bytes
 
-    def defines(self, c_in: int, c_out: int) -> dict[str, object]:
+    def defines(self, c_in: int, c_out: int, taps: int) -> dict[str, object]:
         """Compile-time constants of the kernel."""
-        return {
+        constants: dict[str, object] = {
             "CIN": c_in,
             "COUT": c_out,
             "TM": self.tile_rows,
@@ -71,6 +87,9 @@ class MmaTactic:
             "PRECISION": self.precision,
             "PARTIAL": int(self.groups > 1),
         }
+        if self.flow != "staged":
+            constants |= {"RESIDENT": int(self.flow == "resident"), "TAPS": taps}
+        return constants
 
     def supports(self, c_in: int, c_out: int, taps: int, capability: tuple[int, int]) -> str:
         """Return why this variant cannot run a layer on a chip, or an empty string where it can."""
@@ -81,14 +100,21 @@ class MmaTactic:
         row_bytes = self.slab * self.element_bytes
         fragment_bytes = min(64, c_in * self.element_bytes)
         run = 2 if c_out == 16 else 4  # channels of a lane: 8 lanes make one result
+        resident = self.flow == "resident"
+        sharing = 1 if resident else max(self.warps_m, 1)  # warps along the rows of a tile
+        copies = self.tile_rows * row_bytes if self.flow == "staged" else 0
         rules = {
+            "flow": self.flow in FLOWS,
             "groups": taps % self.groups == 0 and taps <= 32,
-            "slab": c_in % self.slab == 0 and row_bytes % fragment_bytes == 0,
-            "warps_m": self.warps_m >= 1 and self.tile_rows % (8 * self.warps_m) == 0,
-            "warps_n": self.warps_n >= 1 and c_out % (8 * run * self.warps_n) == 0,
+            "slab": c_in % self.slab == 0
+            and row_bytes % fragment_bytes == 0
+            and (not resident or self.slab == c_in),
+            "warps_m": self.warps_m >= 1 and self.tile_rows % (8 * sharing) == 0,
+            "warps_n": self.warps_n >= 1
+            and c_out % (8 * run * self.warps_n) == 0
+            and (not resident or self.warps_n == 1),
             "stages": 2 <= self.stages <= 6,
-            "threads": 0 < self.threads <= 1024
-            and self.tile_rows * row_bytes % (16 * self.threads) == 0,
+            "threads": 0 < self.threads <= 1024 and copies % (16 * max(self.threads, 1)) == 0,
         }
         bad = [name for name, good in rules.items() if not good]
         return f"{', '.join(bad)} of {self} do not fit {taps} taps {c_in} -> {c_out}" if bad else ""
@@ -144,7 +170,7 @@ def pack_weight(weight: Tensor, precision: str) -> tuple[Tensor, float]:
 
 
 def _by_lane(weight: Tensor, precision: str) -> Tensor:
-    """Return (taps, blocks, c_out / 16, products, g, t, values): what lane 4 g + t reads in turn."""
+    """Return (taps, blocks, c_out / 16, products, g, t, values): what lane 4 g + t reads."""
     taps, c_in, c_out = weight.shape
     pairs = 1 if precision == "TF32" else 2  # consecutive k in one register
     products = 1 if precision == "F16X3" or (precision == "F16" and c_in == 16) else 2

@@ -12,7 +12,7 @@ import torch
 
 from driveRT_ros.core.errors import ConfigError
 from driveRT_ros.core.kernel_args import struct_value
-from driveRT_ros.core.sparse_conv_mma import MmaTactic, pack_weight, round_tf32
+from driveRT_ros.core.sparse_conv_mma import PARAMETERS, MmaTactic, pack_weight, round_tf32
 from test.support.cuda_cpu import CpuModule
 from test.support.tile_tables import convolve_groups, random_sources, tile_tables
 
@@ -21,9 +21,9 @@ SHARES = {"F16": 2e-6, "TF32": 2e-6, "F16X3": 2e-6}  # of the largest output: su
 HALF_ROUNDING = 2**-11  # of each output, where halves are written
 
 
-def tactic(precision, *, groups=1, tile_rows=32, slab=None, warps=(1, 1), stages=3):
-    slab = slab or (32 if precision == "F16" else 16)
-    return MmaTactic(groups, tile_rows, slab, *warps, stages, 1, precision)
+def tactic(precision, flow="staged", *, groups=1, tile_rows=32, slab=None, warps=(1, 1), stages=3):
+    slab = slab or (32 if precision == "F16" or flow == "resident" else 16)
+    return MmaTactic(groups, tile_rows, slab, *warps, stages, 1, precision, flow)
 
 
 class Layer:
@@ -68,8 +68,7 @@ class Layer:
         out, ticket = torch.full(shape, NAN, dtype=kind), torch.zeros(1, dtype=torch.int32)
         finishing = not self.partial
         arguments = struct_value(
-            "sparse_conv_mma.cu",
-            "Convolution",
+            *PARAMETERS,
             {
                 "x": self.x,
                 "weight": packed,
@@ -88,13 +87,14 @@ class Layer:
                 "out_scale": 1 / (x_scale * scale),
             },
         )
-        module = CpuModule("sparse_conv_mma", choice.defines(self.c_in, self.c_out))
+        sizes = (self.c_in, self.c_out, len(self.weight))
+        module = CpuModule(choice.kernel, choice.defines(*sizes))
         module.launch(
-            "sparse_conv_mma",
+            choice.kernel,
             grid,
             choice.threads,
             arguments,
-            shared=choice.shared_bytes(self.c_out),
+            shared=choice.shared_bytes(*sizes),
             seed=seed,
             resident=2,
         )
@@ -129,9 +129,12 @@ def _epilogue(options):
     return {k: v for k, v in options.items() if k in ("bias", "residual", "relu")}
 
 
-@pytest.mark.parametrize("precision", ["F16", "TF32", "F16X3"])
+WIDTHS = [(16, 16), (16, 32), (32, 32), (32, 64), (64, 64), (64, 128), (128, 128)]
+
+
 @pytest.mark.parametrize(
-    "c_in, c_out", [(16, 16), (16, 32), (32, 32), (32, 64), (64, 64), (64, 128), (128, 128)]
+    "precision, c_in, c_out",
+    [("F16", *w) for w in WIDTHS] + [(p, *w) for p in ("TF32", "F16X3") for w in WIDTHS[::3]],
 )
 def test_every_width_agrees_with_float64(precision, c_in, c_out):
     slab = 16 if c_in == 16 else 32
@@ -139,35 +142,64 @@ def test_every_width_agrees_with_float64(precision, c_in, c_out):
     Layer(tactic(precision, slab=slab, warps=warps), c_in, c_out, 45, density=0.15).check()
 
 
-@pytest.mark.parametrize("precision", ["F16", "TF32", "F16X3"])
-@pytest.mark.parametrize("stages", [2, 3, 4, 6])
-def test_every_depth_of_the_ring_agrees(precision, stages):
-    Layer(tactic(precision, stages=stages), 32, 32, 100, seed=stages).check()
+@pytest.mark.parametrize(
+    "precision, c_in, c_out", [("F16", 16, 16), ("TF32", 16, 32), ("F16X3", 32, 64)]
+)
+def test_resident_weights_agree_with_float64(precision, c_in, c_out):
+    choice = tactic(precision, "resident", slab=c_in, warps=(2, 1), tile_rows=16)
+    Layer(choice, c_in, c_out, 45, density=0.15).check()
 
 
-@pytest.mark.parametrize("precision", ["F16", "TF32", "F16X3"])
-@pytest.mark.parametrize("slab", [16, 32, 64])
+@pytest.mark.parametrize(
+    "precision, c_in, c_out",
+    [("F16", 16, 32), ("F16", 128, 128), ("TF32", 64, 64), ("F16X3", 64, 128)],
+)
+def test_rows_straight_from_memory_agree_with_float64(precision, c_in, c_out):
+    choice = tactic(precision, "direct", slab=min(c_in, 64), warps=(2, c_out // 32))
+    Layer(choice, c_in, c_out, 45, density=0.15).check()
+
+
+@pytest.mark.parametrize("flow", ["staged", "direct"])
+@pytest.mark.parametrize("stages", [2, 6])
+def test_every_depth_of_the_ring_agrees(flow, stages):
+    Layer(tactic("F16", flow, stages=stages), 32, 32, 100, seed=stages).check()
+
+
+@pytest.mark.parametrize("flow", ["staged", "direct"])
+def test_tiles_of_one_step_or_none_follow_each_other_through_a_deep_ring(flow):
+    """The ring is then several tiles ahead, and each load claims another tile."""
+    for seed in range(4):
+        layer = Layer(tactic("F16", flow, stages=6, warps=(4, 1)), 32, 32, 400, taps=1, seed=seed)
+        layer.check(grid=2, seed=seed)
+
+
+@pytest.mark.parametrize(
+    "precision, slab", [("F16", 32), ("F16", 128), ("TF32", 16), ("F16X3", 64)]
+)
 def test_every_slab_of_wide_rows_agrees(precision, slab):
-    if precision == "F16" and slab == 16:
-        slab = 128
     Layer(tactic(precision, slab=slab, warps=(2, 1), tile_rows=64), 128, 32, 70, taps=9).check()
 
 
-@pytest.mark.parametrize("warps", [(1, 1), (4, 1), (1, 4), (2, 2), (8, 1)])
-def test_warps_share_a_tile_in_any_rectangle(warps):
-    Layer(tactic("F16", tile_rows=64, slab=64, warps=warps), 64, 128, 130, taps=9).check()
+@pytest.mark.parametrize("flow", ["staged", "direct"])
+@pytest.mark.parametrize("warps", [(8, 1), (1, 4)])
+def test_warps_share_a_tile_in_any_rectangle(flow, warps):
+    Layer(tactic("F16", flow, tile_rows=64, slab=64, warps=warps), 64, 128, 130, taps=9).check()
 
 
-@pytest.mark.parametrize("precision", ["F16", "TF32", "F16X3"])
-@pytest.mark.parametrize("groups", [3, 9])
-def test_groups_of_taps_write_their_own_sums(precision, groups):
+@pytest.mark.parametrize(
+    "flow, precision, groups",
+    [("staged", "F16", 3), ("direct", "F16X3", 3), ("resident", "F16", 9), ("staged", "TF32", 9)],
+)
+def test_groups_of_taps_write_their_own_sums(flow, precision, groups):
     """Few rows per tap: groups skip rows, and the middle one has tiles without any tap."""
-    Layer(tactic(precision, groups=groups, warps=(2, 1)), 32, 32, 90, density=0.08).check()
+    choice = tactic(precision, flow, groups=groups, warps=(2, 1))
+    Layer(choice, 32, 32, 90, density=0.08).check()
 
 
+@pytest.mark.parametrize("flow", ["staged", "direct", "resident"])
 @pytest.mark.parametrize("rows", [0, 1, 31, 32, 33, 64])
-def test_any_number_of_rows_fills_tiles_in_part_or_in_full(rows):
-    Layer(tactic("F16"), 32, 32, rows).check()
+def test_any_number_of_rows_fills_tiles_in_part_or_in_full(flow, rows):
+    Layer(tactic("F16", flow), 32, 32, rows).check()
 
 
 @pytest.mark.parametrize("options", [
@@ -179,28 +211,30 @@ def test_every_part_of_the_epilogue_and_any_grid_agrees(options):
         Layer(tactic(precision), 32, 32, 70).check(**options)
 
 
-def test_rows_without_any_tap_get_bias_and_residual():
-    Layer(tactic("F16"), 32, 32, 40, density=0).check()
+@pytest.mark.parametrize("flow", ["staged", "direct", "resident"])
+def test_rows_without_any_tap_get_bias_and_residual(flow):
+    Layer(tactic("F16", flow), 32, 32, 40, density=0).check()
 
 
 def test_thirty_two_taps_fit_the_mask():
     Layer(tactic("F16"), 32, 16, 40, taps=32).check()
 
 
-@pytest.mark.parametrize("precision", ["F16", "TF32", "F16X3"])
-def test_results_do_not_depend_on_the_schedule(precision):
-    layer = Layer(tactic(precision, warps=(2, 1)), 32, 32, 100)
+@pytest.mark.parametrize("flow", ["staged", "direct", "resident"])
+@pytest.mark.parametrize("precision", ["F16", "F16X3"])
+def test_results_do_not_depend_on_the_schedule(flow, precision):
+    layer = Layer(tactic(precision, flow), 32, 32, 100)
     first = layer.run(grid=1)
     for seed in range(1, 5):
         assert layer.run(grid=seed, seed=seed).tobytes() == first.tobytes()
 
 
-def test_a_row_has_the_same_bits_whatever_tile_it_falls_into():
-    """Absent taps add exact zeros, so the company of a row does not matter."""
+def test_a_row_has_the_same_bits_in_any_tile_and_flow():
+    """Absent taps add exact zeros, so neither the company of a row nor its way matters."""
     layer = Layer(tactic("F16X3"), 32, 32, 64)
     first = layer.run()
     chosen = layer.tables.sources[:, 20:45]
-    alone = Layer(tactic("F16X3"), 32, 32, 25)
+    alone = Layer(tactic("F16X3", "resident"), 32, 32, 25)
     alone.x, alone.weight, alone.bias = layer.x, layer.weight, layer.bias
     alone.residual = layer.residual[20:45].contiguous()
     alone.tables = tile_tables(chosen, 32, 1, np.random.default_rng(1))
@@ -258,7 +292,8 @@ def test_unknown_precisions_and_widths_are_refused(precision, shape):
 
 @pytest.mark.parametrize("name, change", [
     ("slab", {"slab": 48}), ("warps_m", {"warps": (3, 1)}), ("warps_n", {"warps": (1, 8)}),
-    ("stages", {"stages": 7}), ("threads", {"warps": (4, 4), "slab": 32}), ("groups", {"groups": 2}),
+    ("stages", {"stages": 7}), ("threads", {"warps": (4, 4), "slab": 32}),
+    ("groups", {"groups": 2}), ("flow", {"flow": "hashed"}), ("slab", {"flow": "resident"}),
 ])  # fmt: skip
 def test_a_tactic_says_what_does_not_fit(name, change):
     choice = tactic("F16", **{"slab": 32, **change})

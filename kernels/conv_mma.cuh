@@ -1,0 +1,251 @@
+// What the tensor-core convolutions share: parameters, tiles, the ring of stages and the end of a
+// row. A file that includes this first defines kStagedRows, whether input rows travel through the
+// ring beside the weights (sparse_conv_mma.cu) or not (sparse_conv_direct.cu), and kOwnTiles, whether
+// each warp has tiles of its own.
+//
+// Specialised by CIN, COUT (16, 32, 64 or 128), TM, KC, WARPS_M, WARPS_N, STAGES, PRECISION, and
+// PARTIAL: 1 writes raw fp32 sums for epilogue.cu, 0 finishes the row.
+#pragma once
+#include "mma.cuh"
+
+constexpr int kThreads = 32 * WARPS_M * WARPS_N;
+constexpr int kElement = PRECISION == F16 ? 2 : 4;         // bytes of a feature, and of its weights
+constexpr int kProducts = CIN * kElement >= 64 ? 2 : 1;    // 1: rows of 16 halves
+constexpr int kBlock = 32 * kProducts;                     // bytes of a row in one fragment
+constexpr int kOperand = 512 * kProducts;                  // bytes of the weights of 16 channels in one block
+constexpr int kBlockWeights = COUT / 16 * kOperand;        // bytes of the weights of a block
+constexpr int kRowBytes = KC * kElement;                   // of a stage
+constexpr int kBlocks = kRowBytes / kBlock;                // blocks along a row of a stage
+constexpr int kSlabs = CIN / KC;                           // stages of one tap
+constexpr int kStageA = kStagedRows ? TM * kRowBytes : 0, kStageB = kBlocks * kBlockWeights;
+constexpr int kRowWarps = kOwnTiles ? 1 : WARPS_M;         // that share a tile's rows
+constexpr int kR = TM / kRowWarps / 8, kC = COUT / WARPS_N / 16;  // results of a warp: rows, channels
+constexpr int kRun = kC > 1 ? 4 : 2;                       // consecutive channels of a lane
+constexpr int kQueue = 8;                                  // tiles in flight
+static_assert(CIN % KC == 0 && kRowBytes % kBlock == 0, "a stage holds whole blocks");
+static_assert(TM % (8 * kRowWarps) == 0 && COUT % (8 * kRun * WARPS_N) == 0, "warps own whole results");
+static_assert(kRun == 4 || COUT == 16, "the weights are packed for pairs of results");
+static_assert(kStageA % (16 * kThreads) == 0, "copies of rows are equal");
+static_assert(STAGES >= 2 && STAGES + 2 <= kQueue, "the queue is longer than the ring");
+
+struct Convolution {
+    const void* x;          // (input rows, CIN) halves or floats
+    const void* weight;     // (taps, CIN, COUT) packed
+    const float* bias;      // (COUT) or null
+    const void* residual;   // (rows, COUT) as x, or null
+    void* out;              // (rows, COUT) as x, or one such block of floats a group where PARTIAL
+    const int* order;       // (tiles, TM)
+    const int* table;       // (tiles, group_taps, TM)
+    const u32* tile_mask;   // (tiles)
+    const int* tile_rank;   // (tiles) tile to run next, dearest first, or null
+    const int* n_tiles;
+    int* ticket;            // next tile to run; zero at launch
+    int group_taps;
+    int relu;
+    float x_scale;          // F16X3: power of two for features
+    float out_scale;        // F16X3: 1 / (x_scale * scale of the packed weights)
+};
+
+struct Tile {
+    int index;  // or -1: no more
+    u32 mask;
+};
+
+__device__ __forceinline__ Tile tile_at(const Convolution& c, int turn) {
+    if (turn >= *c.n_tiles) return {-1, 0};
+    const int index = c.tile_rank ? c.tile_rank[turn] : turn;
+    return {index, c.tile_mask[index]};
+}
+
+// ---- the ring ------------------------------------------------------------------------------------
+
+// 16-byte part `chunk` of a row in shared memory. Rows of 128 bytes or more put odd rows' halves
+// the other way round, so that two rows of a fragment lie on different banks.
+__device__ __forceinline__ int place(int row, int chunk) {
+    if (kRowBytes >= 128) chunk ^= (row & 1) << 2;
+    return row * kRowBytes + chunk * 16;
+}
+
+// Where lane t finds its part of a block of a row.
+__device__ __forceinline__ int part_at(int row, int block, int t) {
+    return kProducts == 2 ? place(row, block * 4 + t) : row * kRowBytes + block * kBlock + t * 8;
+}
+
+// Slabs of a tile. One without taps takes an empty turn, so that its rows are written too.
+__device__ __forceinline__ int steps_of(const Tile& tile) { return tile.mask ? __popc(tile.mask) * kSlabs : 1; }
+
+// Copies slab after slab, tile after tile, into the ring of stages. A tile is claimed when the one
+// before it begins; the barrier of the step between makes it known to every thread.
+struct Ring {
+    const Convolution& c;
+    char* smem;
+    Tile* queue;
+    int turn = 0;           // tiles begun
+    bool closed = false;
+    u32 taps = 0;           // of this tile, still to come
+    int slab = 0;
+    int stage = 0, refill = STAGES - 1;
+    const int* table = nullptr;     // row of the table for the next tap
+    const char* weight = nullptr;
+    static constexpr int row_copies = kRowBytes / 16, copies_a = kStageA / 16 / kThreads;
+    static constexpr int copies_b = (kStageB / 16 + kThreads - 1) / kThreads;
+    int source[copies_a + 1], ahead[copies_a + 1];  // one is unused: an array may not be empty
+
+    __device__ __forceinline__ Ring(const Convolution& conv, char* shared, Tile* tiles) : c(conv), smem(shared), queue(tiles) {
+        if (threadIdx.x == 0) queue[0] = tile_at(c, blockIdx.x);
+        __syncthreads();
+        for (int s = 0; s < STAGES - 1; ++s) {
+            load(s);
+            copy_commit();
+            __syncthreads();  // the tile that this load claimed
+        }
+    }
+
+    // Waits for the next stage, refills the one before it and returns where the stage begins.
+    __device__ __forceinline__ const char* next() {
+        copy_wait<STAGES - 2>();
+        __syncthreads();
+        load(refill);
+        copy_commit();
+        const char* at = smem + stage * (kStageA + kStageB);
+        stage = stage + 1 < STAGES ? stage + 1 : 0;
+        refill = refill + 1 < STAGES ? refill + 1 : 0;
+        return at;
+    }
+
+    __device__ __forceinline__ void look_up() {
+#pragma unroll
+        for (int i = 0; i < copies_a; ++i) ahead[i] = table[(threadIdx.x + i * kThreads) / row_copies];
+        table += TM;
+    }
+
+    __device__ __forceinline__ void begin_tile() {
+        const Tile tile = queue[turn % kQueue];
+        ++turn;
+        closed = tile.index < 0;
+        if (closed) return;
+        if (threadIdx.x == 0) queue[turn % kQueue] = tile_at(c, gridDim.x + atomicAdd(c.ticket, 1));
+        taps = tile.mask;
+        table = c.table + static_cast<long long>(tile.index) * c.group_taps * TM;
+        if (taps) look_up();
+    }
+
+    __device__ __forceinline__ void load(int to) {
+        if (closed) return;
+        if (slab == 0) {
+            if (!taps) begin_tile();
+            if (!taps) return;
+            weight = static_cast<const char*>(c.weight) + static_cast<long long>(__ffs(taps) - 1) * (CIN * COUT * kElement);
+            taps &= taps - 1;
+#pragma unroll
+            for (int i = 0; i < copies_a; ++i) source[i] = ahead[i];
+            if (taps) look_up();
+        }
+        char* a = smem + to * (kStageA + kStageB);
+#pragma unroll
+        for (int i = 0; i < copies_a; ++i) {
+            const int e = threadIdx.x + i * kThreads, row = e / row_copies, chunk = e % row_copies;
+            const bool present = source[i] >= 0;
+            const long long from = static_cast<long long>(present ? source[i] : 0) * (CIN * kElement);
+            copy16_async(a + place(row, chunk), static_cast<const char*>(c.x) + from + slab * kRowBytes + chunk * 16, present);
+        }
+#pragma unroll
+        for (int i = 0; i < copies_b; ++i) {
+            const int e = (threadIdx.x + i * kThreads) * 16;
+            if (kStageB % (16 * kThreads) == 0 || e < kStageB) copy16_async(a + kStageA + e, weight + slab * kStageB + e, true);
+        }
+        if (++slab == kSlabs) slab = 0;
+    }
+};
+
+// ---- operands ------------------------------------------------------------------------------------
+
+// A lane's part of a block of a row.
+__device__ __forceinline__ uint4 load_part(const char* from) {
+    if constexpr (kProducts == 2) return *reinterpret_cast<const uint4*>(from);
+    const uint2 half = *reinterpret_cast<const uint2*>(from);
+    return make_uint4(half.x, half.y, 0u, 0u);
+}
+
+__device__ __forceinline__ Weights load_weights(const char* from) {
+    Weights weights;
+#pragma unroll
+    for (int p = 0; p < kProducts; ++p)
+        *reinterpret_cast<uint4*>(weights.part[p]) = *reinterpret_cast<const uint4*>(from + p * 512 + (threadIdx.x & 31) * 16);
+    return weights;
+}
+
+// ---- the channels of a row that a lane holds ----------------------------------------------------
+
+struct Run {
+    float v[kRun];
+};
+template <int N>
+struct alignas(4 * N) Words {
+    u32 word[N];
+};
+
+// Features are halves where HALF, else floats.
+template <bool HALF>
+__device__ __forceinline__ Run load_run(const void* base, long long at) {
+    constexpr int words = HALF ? kRun / 2 : kRun;
+    const auto raw = *reinterpret_cast<const Words<words>*>(static_cast<const char*>(base) + at * (HALF ? 2 : 4));
+    Run run;
+#pragma unroll
+    for (int i = 0; i < words; ++i) {
+        if constexpr (HALF) {
+            const float2 pair = unpack_half2(raw.word[i]);
+            run.v[2 * i] = pair.x, run.v[2 * i + 1] = pair.y;
+        } else {
+            run.v[i] = __uint_as_float(raw.word[i]);
+        }
+    }
+    return run;
+}
+
+template <bool HALF>
+__device__ __forceinline__ void store_run(void* base, long long at, const Run& run) {
+    constexpr int words = HALF ? kRun / 2 : kRun;
+    Words<words> raw;
+#pragma unroll
+    for (int i = 0; i < words; ++i)
+        raw.word[i] = HALF ? pack_half2(run.v[2 * i % kRun], run.v[(2 * i + 1) % kRun]) : __float_as_uint(run.v[i]);
+    *reinterpret_cast<Words<words>*>(static_cast<char*>(base) + at * (HALF ? 2 : 4)) = raw;
+}
+
+__device__ __forceinline__ void finish(const Convolution& c, int row, int channel, Run run) {
+    const long long at = static_cast<long long>(row) * COUT + channel;
+    Run bias = {}, residual = {};
+    if (!PARTIAL && c.bias) bias = load_run<false>(c.bias, channel);
+    if (!PARTIAL && c.residual) residual = load_run<PRECISION == F16>(c.residual, at);
+#pragma unroll
+    for (int i = 0; i < kRun; ++i) {
+        float& v = run.v[i];
+        if (PRECISION == F16X3) v *= c.out_scale;
+        if (!PARTIAL) v = v + bias.v[i] + residual.v[i];
+        if (!PARTIAL && c.relu) v = relu(v);
+    }
+    store_run<PRECISION == F16 && !PARTIAL>(c.out, at, run);
+}
+
+// Writes what a warp summed; `order` names its rows.
+__device__ __forceinline__ void write(const Convolution& c, const int* order, const float (&sum)[kR][kC][4]) {
+    const int lane = threadIdx.x & 31, warp = threadIdx.x >> 5, g = lane >> 2, t = lane & 3;
+    const int channel0 = warp % WARPS_N * (kC * 16) + kRun * g;
+#pragma unroll
+    for (int r = 0; r < kR; ++r) {
+        const int2 rows = *reinterpret_cast<const int2*>(order + 2 * t + r * 8);
+#pragma unroll
+        for (int side = 0; side < 2; ++side) {
+            const int row = side ? rows.y : rows.x;
+            if (row < 0) continue;
+#pragma unroll
+            for (int c0 = 0; c0 < kC; c0 += kRun / 2) {
+                Run run;
+#pragma unroll
+                for (int i = 0; i < kRun; ++i) run.v[i] = sum[r][c0 + i / 2][i % 2 * 2 + side];
+                finish(c, row, channel0 + c0 * 16, run);
+            }
+        }
+    }
+}
