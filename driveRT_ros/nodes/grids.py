@@ -30,7 +30,7 @@ def occupancy_grid(header: Any, grid: BevGrid, occupied: np.ndarray) -> Occupanc
     msg.info.height, msg.info.width = occupied.shape
     x0, y0 = grid.origin_xy
     msg.info.origin = Pose(position=Point(x=float(x0), y=float(y0)))
-    msg.data = array.array("b", np.ascontiguousarray(occupied, np.int8).tobytes())
+    msg.data = _packed("b", np.ascontiguousarray(occupied, np.int8))
     return msg
 
 
@@ -57,7 +57,7 @@ def grid_map(header: Any, grid: BevGrid) -> GridMap:
             MultiArrayDimension(label="row_index", size=cols, stride=cols),
         ]
         flipped = np.ascontiguousarray(layer[::-1, ::-1], np.float32)
-        data.data = array.array("f", flipped.tobytes())
+        data.data = _packed("f", flipped)
         msg.layers.append(name)
         msg.data.append(data)
     return msg
@@ -67,5 +67,12 @@ def rgb_image(header: Any, picture: np.ndarray) -> Image:
     """Encode a (height, width, 3) uint8 RGB picture."""
     height, width, _ = picture.shape
     msg = Image(header=header, height=height, width=width, encoding="rgb8", step=3 * width)
-    msg.data = array.array("B", np.ascontiguousarray(picture).tobytes())
+    msg.data = _packed("B", np.ascontiguousarray(picture))
     return msg
+
+
+def _packed(typecode: str, values: np.ndarray) -> array.array[Any]:
+    """Return the container that rclpy copies as a block; it reads others value by value."""
+    out: array.array[Any] = array.array(typecode)
+    out.frombytes(memoryview(values.reshape(-1)).cast("B"))
+    return out

@@ -163,8 +163,8 @@ def help_text(config_class: type[Config]) -> str:
 def yaml_text(config_class: type[Config], node_name: str) -> str:
     """Return a commented parameter file that holds every parameter at its default."""
     lines = [
-        f"# Every parameter of {node_name} at its default. The defaults live in the code, so a file",
-        "# need only name what differs; a test keeps this one equal to the code.",
+        f"# Every parameter of {node_name} at its default. The defaults live in the code, so a",
+        "# file need only name what differs; a test keeps this one equal to the code.",
         "/**:",
         "  ros__parameters:",
     ]
