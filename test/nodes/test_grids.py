@@ -53,19 +53,20 @@ def test_grid_map_counts_its_indices_from_the_greatest_x_and_y(x: float, y: floa
     assert np.isnan(matrix).sum() == matrix.size - 1
 
 
-def test_large_grids_and_pictures_are_encoded_in_milliseconds() -> None:
-    # Assigning bytes or a list would be checked value by value, which takes seconds.
+def test_large_grids_and_pictures_are_encoded_as_blocks() -> None:
+    # Bytes or a list would be checked value by value: 6 million of them take half a second. The
+    # limit leaves room for a busy machine; alone, a block takes a few milliseconds.
     layer = np.zeros((1440, 1440), np.float32)
     grid = BevGrid({"a": layer}, 0.075, (-54.0, -54.0))
-    encoders = {
-        5.0: lambda: grids.occupancy_grid(HEADER, grid, np.zeros((1440, 1440), np.int8)),
-        5.1: lambda: grids.rgb_image(HEADER, np.zeros((1440, 1440, 3), np.uint8)),
-        100.0: lambda: grids.grid_map(HEADER, grid),  # 8 MB, three fresh copies
-    }
-    for limit_ms, encode in encoders.items():
+    encoders = (
+        lambda: grids.occupancy_grid(HEADER, grid, np.zeros((1440, 1440), np.int8)),
+        lambda: grids.grid_map(HEADER, grid),
+        lambda: grids.rgb_image(HEADER, np.zeros((1440, 1440, 3), np.uint8)),
+    )
+    for encode in encoders:
         times_ms = []
-        for _ in range(20):
+        for _ in range(10):
             start_s = time.perf_counter()
             encode()
             times_ms.append((time.perf_counter() - start_s) * 1e3)
-        assert min(times_ms) < limit_ms
+        assert min(times_ms) < 100.0
