@@ -48,6 +48,7 @@ setup(
         "console_scripts": [
             f"drivert = {NAME}.cli:main",
             f"lidar_node = {NAME}.nodes.lidar_node:main",
+            f"offline_node = {NAME}.nodes.offline_node:main",
             f"recorder_node = {NAME}.nodes.recorder_node:main",
             f"replay_node = {NAME}.nodes.replay_node:main",
         ],

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import importlib.util
 import re
 import shutil
 import time
@@ -39,6 +40,19 @@ RECORDED = (
     "/diagnostics:diagnostic_msgs/msg/DiagnosticArray",
 )
 """What a run keeps; the first entry is the one that is counted."""
+
+
+def require_ros() -> None:
+    """Refuse a command that needs ROS where there is none.
+
+    Raises:
+        ConfigError: It says how to get it.
+    """
+    if importlib.util.find_spec("rclpy") is None:
+        raise ConfigError(
+            "ROS 2 is not available to this Python: source a ROS 2 install, or run 'make install' "
+            "in the repository and use .venv/bin/drivert."
+        )
 
 
 def add_detector_arguments(parser: argparse.ArgumentParser) -> None:

@@ -25,6 +25,7 @@ from driveRT_ros.commands.common import (
     detector_config,
     follow_clouds,
     output_folder,
+    require_ros,
     write_parameter_file,
 )
 from driveRT_ros.commands.sources import (
@@ -82,6 +83,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def execute(args: argparse.Namespace) -> int:
     """Run ``drivert demo``."""
+    require_ros()
     from driveRT_ros.commands import results
 
     begin, source = time.monotonic(), source_name(args)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import os
 
+from driveRT_ros.commands.common import require_ros
 from driveRT_ros.nodes.processes import node_command, node_environment
 
 HELP = "play a bag over ROS 2 at sensor rate"
@@ -43,6 +44,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def execute(args: argparse.Namespace) -> int:
     """Become the replay node, so that Ctrl-C and exit code are its own."""
+    require_ros()
     params = {
         "bag_path": args.bag,
         "rate": args.rate,

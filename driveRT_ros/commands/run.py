@@ -21,6 +21,7 @@ from driveRT_ros.commands.common import (
     detector_config,
     follow_clouds,
     output_folder,
+    require_ros,
     write_parameter_file,
 )
 from driveRT_ros.commands.demo import start_recorder, stop_recording, summary_line
@@ -58,6 +59,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def execute(args: argparse.Namespace) -> int:
     """Run ``drivert run``."""
+    require_ros()
     if args.bag:
         return _offline(args)
     return _live(args, detector_config(args))

@@ -206,12 +206,15 @@ class Playback:
         self._pacer = Pacer(config.rate)
         self._tick_s = 1.0 / config.clock_hz if config.clock_hz else 0.1
         self._clock_ns = 0
+        self._start_ns: int | None = None
 
     def run(
         self,
         read: Callable[[list[str] | None], Iterable[Message]],
         stamp_of: Callable[[bytes], int],
         on_cloud: Callable[[int], object] = lambda n: None,
+        *,
+        start_ns: int | None = None,
     ) -> ReplayReport:
         """Play until the end, the pass limit, or ``cancelled``.
 
@@ -220,11 +223,12 @@ class Playback:
                 order.
             stamp_of: Reads the header stamp of a serialized cloud.
             on_cloud: Called with the clouds played so far, for a progress bar.
+            start_ns: Log time from which ``start_offset_s`` counts; None: the first message read.
 
         Raises:
             ConfigError: If nothing lies behind ``start_offset_s``.
         """
-        begin = time.monotonic()
+        begin, self._start_ns = time.monotonic(), start_ns
         while not self.cancelled.is_set():
             if not self.config.topics or TF_STATIC in self.config.topics:
                 for message in read([TF_STATIC]):
@@ -248,11 +252,13 @@ class Playback:
         for message in messages:
             now_ns = message.log_time_ns
             if first_ns is None:
-                first_ns = now_ns + round(config.start_offset_s * 1e9)
-                self._pacer.start(first_ns)
+                start_ns = now_ns if self._start_ns is None else self._start_ns
+                first_ns = start_ns + round(config.start_offset_s * 1e9)
                 self._clock_ns = 0
             if message.topic == TF_STATIC or now_ns < first_ns:
                 continue
+            if not self._clock_ns:
+                self._pacer.start(now_ns)
             is_cloud = message.topic == config.cloud_topic
             if is_cloud and config.max_clouds and clouds >= config.max_clouds:
                 return

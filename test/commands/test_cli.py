@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 from pathlib import Path
 
 import pytest
@@ -112,6 +113,14 @@ def test_a_wrong_setting_is_refused_before_anything_starts(
 def test_a_missing_checkpoint_or_parameter_file_is_named(capsys, tmp_path: Path) -> None:
     assert "no.pth" in refused(capsys, "demo", "--checkpoint", tmp_path / "no.pth")
     assert "no.yaml" in refused(capsys, "demo", "--config", tmp_path / "no.yaml")
+
+
+@pytest.mark.parametrize("command", [["demo"], ["run", "--topic", "/x"], ["replay", "bag"]])
+def test_without_ros_the_commands_that_need_it_say_how_to_get_it(
+    command: list[str], capsys, monkeypatch
+) -> None:
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
+    assert "source a ROS 2 install" in refused(capsys, *command)
 
 
 class Arguments:

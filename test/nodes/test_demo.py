@@ -94,14 +94,6 @@ def test_the_nuscenes_keyframe_bag_is_detected_in(tmp_path: Path, data_dir: Path
     check_results(out, 1, done.stdout)
 
 
-def test_the_nuscenes_tables_are_converted_and_detected_in(tmp_path: Path, data_dir: Path) -> None:
-    out = tmp_path / "out"
-    root = data_dir / "nuscenes" / "scene-0061"
-    done = drivert("demo", "--nuscenes", root, "--config", tiny_network(tmp_path), "--out", out)
-    assert done.returncode == 0, done.stdout + done.stderr
-    check_results(out, 1, done.stdout)
-
-
 @pytest.mark.slow
 def test_kitti_passes_the_whole_network(tmp_path: Path, data_dir: Path) -> None:
     out = tmp_path / "out"

@@ -1,0 +1,129 @@
+"""The LiDAR node on a recording: it reads the bag itself, at its own pace, and loses nothing.
+
+Transforms are read ahead of the clouds, and a cloud is handed over only when the one before it is
+done. The outputs therefore do not depend on the speed of the machine.
+"""
+
+from __future__ import annotations
+
+from time import monotonic
+from typing import Any
+
+from rclpy.serialization import deserialize_message
+from rosgraph_msgs.msg import Clock
+from sensor_msgs.msg import PointCloud2
+from tf2_msgs.msg import TFMessage
+
+from driveRT_ros.core.errors import ConfigError, DriveRTError, InvalidFrame
+from driveRT_ros.io.bag import BagMessage
+from driveRT_ros.nodes.lidar import LidarNode
+from driveRT_ros.nodes.offline_source import OfflineConfig, OfflineSource
+from driveRT_ros.nodes.playback import MATCH_S, PARTIAL
+from driveRT_ros.nodes.progress import CloudProgress
+from driveRT_ros.nodes.raw import header_stamp_ns
+
+_STEP_S = 0.001
+_IDLE_WAIT_S = 0.05  # longer would delay parameter services, shorter would take time from detection
+
+
+class OfflineNode(LidarNode):
+    """Feed a bag to the handler of the LiDAR node; results go out on the same topics."""
+
+    config_class = OfflineConfig
+
+    def __init__(self, **kwargs: Any) -> None:
+        super().__init__(**kwargs)
+        self._feeder: Any = None
+        self._clock_output: Any = None
+
+    def do_configure(self) -> None:
+        """Look into the bag before anything expensive, then configure."""
+        try:
+            self._source = OfflineSource(self.config)
+        except ConfigError:
+            self.fault_code = 2
+            raise
+        super().do_configure()
+
+    def do_activate(self) -> None:
+        """Open the topics and begin to feed."""
+        super().do_activate()
+        self._clock_output = self.create_publisher(Clock, "/clock", 10)
+        for message in self._source.static_transforms():
+            self.handle_transforms(deserialize_message(message.raw, TFMessage), static=True)
+        self._clouds, self._fed = iter(self._source), 0
+        self._progress = CloudProgress(self._source.num_clouds, self.get_logger().info)
+        self._start_s = monotonic() + self.config.wait_for_subscriber_s
+        self._feeder = self.create_steady_timer(_STEP_S, self._step)
+
+    def do_deactivate(self) -> None:
+        """Stop feeding; the next activation starts at the beginning."""
+        if self._feeder is not None:
+            self.destroy_timer(self._feeder)
+            self.destroy_publisher(self._clock_output)
+            self._progress.close()
+            self._feeder = None
+        super().do_deactivate()
+
+    def do_cleanup(self) -> None:
+        """Close the bag and free the pipeline."""
+        self._source.close()
+        super().do_cleanup()
+
+    def _step(self) -> None:
+        if self._start_s and not self._may_start():
+            return
+        if not self.wait_idle(_IDLE_WAIT_S):
+            return
+        self._progress(self._fed)
+        try:
+            following = next(self._clouds, None)
+        except DriveRTError as error:
+            self.fatal, self.finished = str(error), True
+            self.get_logger().error(str(error))
+            return
+        if following is None:
+            self._finish()
+        else:
+            self._feed(*following)
+
+    def _feed(self, transforms: list[BagMessage], cloud: BagMessage) -> None:
+        self._fed += 1
+        for message in transforms:
+            self.handle_transforms(deserialize_message(message.raw, TFMessage))
+        try:
+            self._publish_clock(header_stamp_ns(cloud.raw))
+            msg = deserialize_message(cloud.raw, PointCloud2)
+        except (InvalidFrame, RuntimeError) as error:
+            self.health.dropped("malformed_message")
+            self.get_logger().warning(f"Cloud {self._fed} is dropped, it cannot be read: {error}")
+            return
+        self.handle_cloud(msg)
+        self.flush()  # what is not there by now does not come: never wait by the wall clock
+
+    def _may_start(self) -> bool:
+        topic = f"{self.get_fully_qualified_name()}/output/detections"
+        if any(p.get_subscription_count() for p in self.publishers if p.topic_name == topic):
+            self._start_s = min(self._start_s, monotonic() + MATCH_S)
+        if monotonic() < self._start_s:
+            return False
+        self._start_s = 0.0
+        return True
+
+    def _publish_clock(self, stamp_ns: int) -> None:
+        message = Clock()
+        message.clock.sec, message.clock.nanosec = divmod(stamp_ns, 1_000_000_000)
+        self._clock_output.publish(message)
+
+    def _finish(self) -> None:
+        self._progress.close()
+        with self.health.lock:
+            state = self.health.state
+            dropped = ", ".join(f"{n} {reason}" for reason, n in sorted(state.dropped.items()))
+            self.get_logger().info(
+                f"Processed {state.processed} of {self._fed} clouds of '{self._source.topic}'"
+                + (f"; dropped: {dropped}." if dropped else ".")
+            )
+        if self._source.partial:
+            self.fatal, self.fault_code = "part of the bag cannot be read", PARTIAL
+        self.finished = True

@@ -1,0 +1,184 @@
+"""Play a rosbag2 over DDS as its sensors did, or as fast as the consumer can follow."""
+
+from __future__ import annotations
+
+import dataclasses
+import threading
+from time import monotonic
+from typing import Any
+
+from rclpy.duration import Duration
+from rclpy.qos import QoSProfile
+from rosgraph_msgs.msg import Clock
+
+from driveRT_ros.core.errors import ConfigError, DriveRTError
+from driveRT_ros.io.bag import BagReader
+from driveRT_ros.nodes import qos
+from driveRT_ros.nodes.base import ManagedNode
+from driveRT_ros.nodes.playback import MATCH_S, PARTIAL, TF_STATIC, Playback, ReplayConfig
+from driveRT_ros.nodes.progress import CloudProgress
+from driveRT_ros.nodes.raw import header_stamp_ns, message_class
+from driveRT_ros.nodes.replay_choice import choose_played, expected_clouds
+
+
+class NoConsumer(DriveRTError):  # noqa: N818 - nobody is there; the name says it
+    """Nobody subscribed in time, and a lockstep replay without consumer makes no sense."""
+
+
+class ReplayNode(ManagedNode):
+    """Publish the serialized messages of a bag as they are, with /clock and latched transforms."""
+
+    config_class = ReplayConfig
+    default_name = "replay_node"
+    topics_help = (
+        "out: every topic of the bag (or those of 'topics'), /clock, /tf, /tf_static (latched)\n"
+        "in: the topic named by 'lockstep_topic'\n"
+    )
+
+    def __init__(self, **kwargs: Any) -> None:
+        super().__init__(**kwargs)
+        self._types: dict[str, str] = {}
+        self._outputs: dict[str, Any] = {}
+        self._clock_output: Any = None
+        self._playback: Playback | None = None
+        self._thread: threading.Thread | None = None
+        self._owned: list[Any] = []
+
+    def do_configure(self) -> None:
+        """Open the bag and see that what was asked for is in it."""
+        config: ReplayConfig = self.config
+        try:
+            if not config.bag_path:
+                raise ConfigError("Parameter 'bag_path' must name the bag to play.")
+            with BagReader(config.bag_path) as reader:
+                self._played, self._types = choose_played(config, reader.topics)
+                self._total = expected_clouds(self._played, reader.message_counts)
+                self._partial = reader.partial
+        except DriveRTError:
+            self.fault_code = 2
+            raise
+        for topic, type_name in list(self._types.items()):
+            try:
+                message_class(type_name)
+            except ConfigError as error:
+                del self._types[topic]
+                self.get_logger().warning(f"Topic '{topic}' is not played: {error}")
+        self._played = dataclasses.replace(self._played, topics=tuple(self._types))
+
+    def do_activate(self) -> None:
+        """Announce the topics and start to play in a thread."""
+        config: ReplayConfig = self.config
+        self._clock_output = self.create_publisher(Clock, "/clock", 10)
+        for topic, type_name in self._types.items():
+            kind = message_class(type_name)
+            self._outputs[topic] = self.create_publisher(kind, topic, self._profile(topic))
+        self._playback = Playback(
+            self._played,
+            lambda topic, raw: self._outputs[topic].publish(raw),
+            self._publish_clock,
+            self.get_logger().warning,
+        )
+        if config.lockstep_topic:
+            self._listen(config.lockstep_topic, self._playback)
+        self._thread = threading.Thread(target=self._play, name="playback", daemon=True)
+        self._thread.start()
+        self._timer = self.create_steady_timer(0.05, self._check_end)
+
+    def do_deactivate(self) -> None:
+        """Stop playing; the next activation starts at the beginning."""
+        if self._playback is not None and self._thread is not None:
+            self._playback.cancelled.set()
+            self._thread.join()
+            self.destroy_timer(self._timer)
+        self._playback = self._thread = None
+        for publisher in (*self._outputs.values(), self._clock_output):
+            if publisher is not None:
+                self.destroy_publisher(publisher)
+        self._outputs, self._clock_output = {}, None
+        while self._owned:
+            self.destroy_subscription(self._owned.pop())
+
+    def close(self) -> bool:
+        """Stop the thread."""
+        self.do_deactivate()
+        return True
+
+    def _profile(self, topic: str) -> QoSProfile:
+        if topic == TF_STATIC:
+            return qos.LATCHED
+        if topic == "/tf":
+            return qos.TF
+        return qos.sensor_data(10, self.config.reliability)
+
+    def _listen(self, topic: str, playback: Playback) -> None:
+        from vision_msgs.msg import Detection3DArray
+
+        def answer(raw: bytes) -> None:
+            playback.lockstep.answer(header_stamp_ns(raw))
+
+        made = self.create_subscription(Detection3DArray, topic, answer, qos.OUTPUT, raw=True)
+        self._owned.append(made)
+
+    def _publish_clock(self, bag_ns: int) -> None:
+        message = Clock()
+        message.clock.sec, message.clock.nanosec = divmod(bag_ns, 1_000_000_000)
+        self._clock_output.publish(message)
+
+    def _play(self) -> None:
+        playback = self._playback
+        assert playback is not None
+        try:
+            self._wait_for_consumer(playback)
+            with (
+                BagReader(self._played.bag_path) as reader,
+                CloudProgress(self._total, self.get_logger().info) as progress,
+            ):
+                report = playback.run(
+                    reader.messages, header_stamp_ns, progress, start_ns=reader.start_ns
+                )
+            cloud = self._outputs.get(self._played.cloud_topic)
+            if cloud is not None and not self._played.lockstep_topic:
+                cloud.wait_for_all_acked(Duration(seconds=1))
+            self.get_logger().info(report.sentence())
+            if self._partial:
+                self.fatal, self.fault_code = "part of the bag cannot be read", PARTIAL
+        except DriveRTError as error:
+            self.fatal = str(error)
+            self.fault_code = 2 if isinstance(error, ConfigError) else 1
+            self.get_logger().error(str(error))
+        except Exception as error:
+            self.fatal = f"{type(error).__name__}: {error}"
+            self.get_logger().error(f"Playing stopped by an unexpected {self.fatal}")
+
+    def _wait_for_consumer(self, playback: Playback) -> None:
+        config: ReplayConfig = self._played
+        if not config.cloud_topic or not config.wait_for_subscriber_s:
+            return
+        cloud, deadline = (
+            self._outputs[config.cloud_topic],
+            monotonic() + config.wait_for_subscriber_s,
+        )
+        missing = self._missing_consumer(cloud)
+        while missing and not playback.cancelled.wait(0.05):
+            if monotonic() > deadline:
+                sentence = f"{missing} within {config.wait_for_subscriber_s:g} s"
+                if config.lockstep_topic:
+                    raise NoConsumer(f"{sentence}; nothing was played.")
+                self.get_logger().warning(f"{sentence}; playing anyway.")
+                return
+            missing = self._missing_consumer(cloud)
+        playback.cancelled.wait(MATCH_S)
+
+    def _missing_consumer(self, cloud: Any) -> str:
+        count, wanted = cloud.get_subscription_count(), self._played.min_subscribers
+        if count < wanted:
+            who = "Nobody" if not count else f"Only {count} of {wanted}"
+            return f"{who} subscribed to '{self._played.cloud_topic}'"
+        lockstep = self._played.lockstep_topic
+        if lockstep and not self.count_publishers(lockstep):
+            return f"Nobody published '{lockstep}'"
+        return ""
+
+    def _check_end(self) -> None:
+        if self._thread is not None and not self._thread.is_alive():
+            self.finished = True
