@@ -144,7 +144,9 @@ def _compile(
         flags = (ctypes.c_char_p * len(options))(*[o.encode() for o in options])
         failed = lib.nvrtcCompileProgram(program, len(options), flags)
         log = _output(program, lib.nvrtcGetProgramLogSize, lib.nvrtcGetProgramLog)
-        text = log.rstrip(b"\0").decode(errors="replace")
+        lines = log.rstrip(b"\0").decode(errors="replace").splitlines()
+        # Times differ from run to run; the rest of the log is a function of the source.
+        text = "\n".join(line for line in lines if "Compile time" not in line)
         if failed:
             chosen = " ".join(o for o in options if o.startswith("-D"))
             raise DeviceError(f"{main} does not compile for {arch} with '{chosen}':\n{text}")

@@ -111,7 +111,7 @@ def test_tiles_beyond_the_capacity_are_counted_but_not_written(backend, spec, mo
 def test_maps_do_not_depend_on_the_schedule_but_for_rows_of_equal_pattern(backend):
     points = random_cloud(500, seed=13)
     backend.resident, first = 3, None
-    for backend.seed in range(100 if backend.name == "cuda" else 4):
+    for _ in backend.repeats():
         frame = run_frame(backend, points, average=False)
         maps = frame.build_maps(SPECS)
         result = [

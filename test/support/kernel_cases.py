@@ -6,6 +6,7 @@ import numpy as np
 import torch
 
 from driveRT_ros.core.config import VoxelizationConfig
+from driveRT_ros.core.voxelize import voxelize
 from test.support import oracle
 from test.support.launch import SENTINEL, Frame, level_shapes
 
@@ -64,6 +65,22 @@ def broken_cloud():
     return points
 
 
+CLOUDS = {
+    "none": lambda: random_cloud(0),
+    **{f"{n}-points": lambda n=n: random_cloud(n, seed=n) for n in (1, 31, 32, 33, 255, 257)},
+    "random": lambda: random_cloud(1500),
+    "edges": edge_cloud,
+    "crowded": crowded_cloud,
+    "broken": broken_cloud,
+}
+
+
+def reference_cells(points):
+    """Return the voxels of the reference, and their cells (z, y, x)."""
+    voxels = voxelize(points, CONFIG)
+    return voxels, [tuple(row) for row in voxels.coords_bzyx[:, 1:].tolist()]
+
+
 def run_frame(backend, points, *, average=True, capacity=None, **sizes):
     """Build the levels and, where asked, the voxel features of a cloud."""
     frame = Frame(backend, CONFIG, max(len(points), 1) if capacity is None else capacity, **sizes)
@@ -104,9 +121,7 @@ def expected_levels(cells):
     levels.append(sorted(flat))
     grid = (shapes[6], (1, 3, 3), (1, 1, 1), (0, 1, 1))
     levels.append(oracle.active_outputs(np.array(levels[6]).reshape(-1, 4), *grid))
-    return [
-        leaf_order([cell[1:] for cell in level], shape) for level, shape in zip(levels, shapes)
-    ]
+    return [leaf_order([cell[1:] for cell in level], shape) for level, shape in zip(levels, shapes)]
 
 
 def cells_of(frame, level):

@@ -46,6 +46,12 @@ class Backend:
     def device(self):
         return torch.device("cpu") if self.name == "cpu-shim" else torch.device("cuda", 0)
 
+    def repeats(self):
+        """Yield often enough to see what is not repeatable; on the shim with another schedule."""
+        for seed in range(100 if self.name == "cuda" else 4):
+            self.seed = seed
+            yield seed
+
     def launch(self, stem, name, grid, block, *args, defines=None, shared=0):
         """Run a kernel; on CUDA it may still be running afterwards."""
         key = tuple(sorted((defines or {}).items()))
@@ -152,7 +158,7 @@ class Frame:
         self.buffers = Buffers(backend.device)
         self.shapes = level_shapes(config.grid_xyz)
         rows = [row_capacity] * 8 if isinstance(row_capacity, int) else row_capacity
-        leaves = [leaf_capacity] * 8 if isinstance(leaf_capacity, (int, type(None))) else leaf_capacity
+        leaves = leaf_capacity if isinstance(leaf_capacity, list) else [leaf_capacity] * 8
         self.levels = [self._level(i, rows[i], leaves[i]) for i in range(8)]
         self.level_structs = pack_structs("levels.cuh", "Level", self.levels, backend.device)
         new = self.buffers.new
@@ -304,7 +310,7 @@ class ConvConfig:
 
     @property
     def defines(self):
-        names = "CIN COUT TM KC RPT CPT STAGES MIN_BLOCKS".split()
+        names = ["CIN", "COUT", "TM", "KC", "RPT", "CPT", "STAGES", "MIN_BLOCKS"]
         return dict(zip(names, self.__dict__.values()))
 
     @property

@@ -27,12 +27,14 @@ FLAGS = (
     *("-Wno-parentheses", "-Wno-unused-variable", "-Wno-attributes"),
 )
 SANITIZE = (
-    *("-g", "-fsanitize=address,undefined", "-fno-sanitize-recover=all"),
+    *("-O1", "-g1", "-fsanitize=address,alignment,bounds,shift", "-fno-sanitize-recover=all"),
     # A local that is read before it is written is not zero.
     *("-fno-omit-frame-pointer", "-ftrivial-auto-var-init=pattern"),
 )
 _SHARED = re.compile(r"(?<!extern )__shared__\s+([\w:<>]+)\s+([^;]+);")
-_KERNEL = re.compile(r'extern "C"\s+__global__\s+void\s+(?:__launch_bounds__\([^)]*\)\s+)?(\w+)\s*\(')
+_KERNEL = re.compile(
+    r'extern "C"\s+__global__\s+void\s+(?:__launch_bounds__\([^)]*\)\s+)?(\w+)\s*\('
+)
 
 
 class ShimError(AssertionError):

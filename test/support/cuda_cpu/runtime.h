@@ -71,7 +71,7 @@ constexpr size_t kStackBytes = SHIM_ASAN ? 128 * 1024 : 64 * 1024;
 constexpr size_t kGuardBytes = 4096;
 constexpr size_t kStaticBytes = 64 * 1024;  // static shared memory of a block
 constexpr int kMaxSpins = 1 << 20;     // spins in a row without any other thread getting further
-constexpr int kWatchdogSeconds = 10;   // CPU time that a thread may run without a yield
+constexpr int kWatchdogSeconds = 5;   // CPU time that a thread may run without a yield
 
 struct Dim3 {
     unsigned x = 1, y = 1, z = 1;
@@ -342,7 +342,7 @@ SHIM_NO_ASAN void fiber_main() {
     if (!self->copies.empty()) fail("%s returned with asynchronous copies in flight", place(*self).c_str());
     if (b.at_barrier) fail("barrier divergence: %s returned while others wait for %s", place(*self).c_str(), text_of(b.barrier).c_str());
     for (const Meeting& m : b.meetings[self->index / 32])
-        if (m.mask >> (self->index & 31) & 1u) fail("%s returned while lanes of its warp wait for it", place(*self).c_str());
+        if (m.mask >> (self->index & 31) & 1u) fail("%s, lane %d of its warp, has returned while others wait for it", place(*self).c_str(), self->index & 31);
     self->done = true;
     --b.live;
     progress();
