@@ -56,8 +56,6 @@ class ManagedNode(LifecycleNode):
         """Create a timer that simulated time cannot stop, slow down or turn back."""
         return self.create_timer(period_s, callback, clock=self.steady_clock)
 
-    # What a subclass fills in.
-
     def do_configure(self) -> None:
         """Allocate, load, warm up."""
 
@@ -81,8 +79,6 @@ class ManagedNode(LifecycleNode):
     def close(self) -> bool:
         """Release everything for process exit; return False where a thread is still at work."""
         return True
-
-    # Transitions.
 
     def on_configure(self, state: LifecycleState) -> TransitionCallbackReturn:
         """Run ``do_configure``; on success, parameters in use may no longer change."""

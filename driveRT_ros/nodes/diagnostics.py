@@ -111,6 +111,7 @@ def _input(health: Health, now_s: float) -> DiagnosticStatus:
     values: dict[str, Any] = {
         "received": state.received,
         "processed": state.processed,
+        "lost_by_transport": state.lost,
         "dropped": sum(state.dropped.values()),
         "time_jumps": state.time_jumps,
     }

@@ -7,6 +7,7 @@ import threading
 from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from typing import Any
 
 from driveRT_ros.core.config import DiagnosticsConfig
 from driveRT_ros.core.frame import FrameReport, PointBatch
@@ -31,6 +32,7 @@ class Fault:
 @dataclass
 class _State:
     received: int = 0
+    lost: int = 0
     processed: int = 0
     dropped: Counter[str] = field(default_factory=Counter)
     left_out: Counter[str] = field(default_factory=Counter)
@@ -46,9 +48,11 @@ class Health:
 
     Args:
         config: Deadline and window.
+        logger: A ROS logger; faults are logged once in a while.
     """
 
-    def __init__(self, config: DiagnosticsConfig) -> None:
+    def __init__(self, config: DiagnosticsConfig, logger: Any) -> None:
+        self._logger = logger
         self.lock = threading.RLock()
         self.state = _State()
         self.latency = LatencyTracker(config.latency_window, config.max_allowed_processing_time_ms)
@@ -66,6 +70,11 @@ class Health:
         """Count a cloud that arrived."""
         with self.lock:
             self.state.received += 1
+
+    def lost(self, count: int) -> None:
+        """Count clouds that the middleware knows it has not delivered."""
+        with self.lock:
+            self.state.lost += count
 
     def processed(
         self, cloud: PointBatch, report: FrameReport, stage_ms: Mapping[str, float], now_s: float
@@ -93,8 +102,8 @@ class Health:
 
     def fault(
         self, key: str, level: int, sentence: str, now_s: float, *, until_cleared: bool = False
-    ) -> bool:
-        """Note a fault; return whether it is time to log it.
+    ) -> None:
+        """Note a fault, and log it unless its kind was logged a moment ago.
 
         Args:
             key: Kind of fault; a newer one of the same kind replaces it.
@@ -105,10 +114,13 @@ class Health:
         """
         with self.lock:
             self.state.faults[key] = Fault(level, sentence, math.inf if until_cleared else now_s)
-            due = now_s - self._logged_s.get(key, -math.inf) >= HOLD_S
-            if due:
-                self._logged_s[key] = math.inf if until_cleared else now_s
-            return due
+            if now_s - self._logged_s.get(key, -math.inf) < HOLD_S:
+                return
+            self._logged_s[key] = math.inf if until_cleared else now_s
+        if level == ERROR:  # two lines, because rclpy remembers the severity of a calling line
+            self._logger.error(sentence)
+        else:
+            self._logger.warning(sentence)
 
     def cleared(self, key: str) -> None:
         """Take back a fault that is known to be over."""

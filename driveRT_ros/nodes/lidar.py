@@ -12,6 +12,7 @@ from sensor_msgs.msg import PointCloud2
 from tf2_msgs.msg import TFMessage
 
 from driveRT_ros.core.config import LidarConfig
+from driveRT_ros.core.errors import ConfigError
 from driveRT_ros.core.pipeline import LidarPipeline
 from driveRT_ros.nodes import qos
 from driveRT_ros.nodes.base import ManagedNode
@@ -57,12 +58,17 @@ class LidarNode(ManagedNode):
         self._timer: Any = None
         self._worker_ended = True
         super().__init__(**kwargs)
-        self._health = Health(self.config.diagnostics)
+        self._health = Health(self.config.diagnostics, self.get_logger())
 
     def do_configure(self) -> None:
         """Load the weights, build the pipeline, run it once."""
         config: LidarConfig = self.config
         log, start_s = self.get_logger(), time.monotonic()
+        if config.plan_path:
+            raise ConfigError(
+                f"Parameter 'plan_path' is '{config.plan_path}', but no device takes a Plan yet; "
+                "leave it empty."
+            )
         if config.num_threads:
             torch.set_num_threads(config.num_threads)
         weights = None
@@ -78,7 +84,7 @@ class LidarNode(ManagedNode):
             log.warning(UNTRAINED)
         log.info("Warming up on a synthetic cloud.")
         pipeline.process(_warm_up_cloud(config))
-        self._health = Health(config.diagnostics)
+        self._health = Health(config.diagnostics, log)
         self._handler = LidarHandler(config, pipeline)
         self._diagnostics = self.create_publisher(DiagnosticArray, "/diagnostics", qos.DIAGNOSTICS)
         self._start_timer(config)

@@ -56,7 +56,9 @@ class LidarSession:
         actions = GateActions(self._forward, self._drop, self._refuse, self._time_jumped)
         self._gate = CloudGate(config, actions)
         profile = qos.sensor_data(config.input.queue_depth, config.input.reliability)
-        events = SubscriptionEventCallbacks(incompatible_qos=self._qos_mismatch)
+        events = SubscriptionEventCallbacks(
+            incompatible_qos=self._qos_mismatch, message_lost=self._message_lost
+        )
         self._subscriptions = [
             node.create_subscription(
                 PointCloud2, INPUT, self.cloud, profile, event_callbacks=events
@@ -123,8 +125,7 @@ class LidarSession:
             return
         sentence = (
             f"No cloud on '{self.topic}' for more than {limit_s:g} s though {publishers} "
-            "publisher(s) exist. Large messages need the environment variable "
-            f"{TRANSPORT}=LARGE_DATA in every process (here: {os.environ.get(TRANSPORT, 'unset')})."
+            f"publisher(s) exist. {_transport_hint()}"
         )
         self._fault("silence", WARN, sentence, until_cleared=True)
 
@@ -181,11 +182,19 @@ class LidarSession:
         )
         self._fault("qos", ERROR, sentence, until_cleared=True)
 
+    def _message_lost(self, event: Any) -> None:
+        self._health.lost(event.total_count_change)
+        self._fault(
+            "lost", WARN, f"{event.total_count} clouds were lost on their way. {_transport_hint()}"
+        )
+
     def _fault(self, key: str, level: int, sentence: str, *, until_cleared: bool = False) -> None:
         now_s = time.monotonic()
-        if self._health.fault(key, level, sentence, now_s, until_cleared=until_cleared):
-            # Two lines, because rclpy remembers the severity of each calling line.
-            if level == ERROR:
-                self._log.error(sentence)
-            else:
-                self._log.warning(sentence)
+        self._health.fault(key, level, sentence, now_s, until_cleared=until_cleared)
+
+
+def _transport_hint() -> str:
+    return (
+        f"Large messages need the environment variable {TRANSPORT}=LARGE_DATA in every process "
+        f"(here: {os.environ.get(TRANSPORT, 'unset')})."
+    )

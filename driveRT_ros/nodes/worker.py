@@ -18,6 +18,7 @@ from driveRT_ros.nodes.publish import Outputs
 NOTE_TEXT = {
     "intensity_missing": "The clouds have no intensity; input.default_intensity stands in for it.",
     "intensity_out_of_range": "Intensities exceed input.intensity_clip; set input.intensity_scale.",
+    "intensity_looks_like_0_to_1": "Intensities look like 0..1; set input.intensity_scale to 255.",
     "stamp_zero": "The clouds are stamped 0; the driver should stamp them.",
     "default_frame_id": "The clouds name no frame; input.default_frame_id stands in for it.",
     "faulty_head_output": "The network gives numbers that are not usable; check the weights.",
@@ -92,15 +93,13 @@ class Worker:
             step()
         except InvalidFrame as error:
             self._health.dropped(error.code)
-            sentence = f"A cloud is dropped: {error}"
-            if self._health.fault(f"invalid {error.code}", WARN, sentence, now_s):
-                self._logger.warning(sentence)
+            key = f"invalid {error.code}"
+            self._health.fault(key, WARN, f"A cloud is dropped: {error}", now_s)
         except Exception as error:  # whatever it is, the next frame may work
             self._health.dropped("inference_error")
             sentence = f"A cloud is dropped, {type(error).__name__}: {error}"
-            if self._health.fault("inference_error", ERROR, sentence, now_s):
-                self._logger.error(sentence)
-                self._logger.debug(traceback.format_exc())
+            self._health.fault("inference_error", ERROR, sentence, now_s)
+            self._logger.debug(traceback.format_exc())
         else:
             return True
         return False

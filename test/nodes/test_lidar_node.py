@@ -10,10 +10,15 @@ from typing import Any
 
 import numpy as np
 import pytest
+import rclpy
 from diagnostic_msgs.msg import DiagnosticArray, DiagnosticStatus
+from lifecycle_msgs.msg import Transition
+from lifecycle_msgs.srv import ChangeState
 from nav_msgs.msg import OccupancyGrid
 from rcl_interfaces.msg import Parameter, ParameterType, ParameterValue
 from rcl_interfaces.srv import SetParameters
+from rclpy.context import Context
+from rclpy.lifecycle import TransitionCallbackReturn
 from rosgraph_msgs.msg import Clock
 from sensor_msgs.msg import Image, PointCloud2
 from std_msgs.msg import Float64, UInt32MultiArray
@@ -22,6 +27,7 @@ from vision_msgs.msg import Detection3DArray
 from visualization_msgs.msg import Marker, MarkerArray
 
 from driveRT_ros.nodes.handler import OUTPUTS, STAGES
+from driveRT_ros.nodes.lidar import LidarNode
 from driveRT_ros.nodes.processes import private_domain
 from driveRT_ros.nodes.raw import message_class
 from test.support.lidar_messages import SECOND as S
@@ -452,45 +458,110 @@ def is_busy(msg: DiagnosticArray) -> bool:
     return (found["received"], found["processed"]) == ("1", "0")
 
 
-def test_wrong_parameters_end_the_process_with_one_sentence(domain_id: int, tmp_path: Path) -> None:
-    wrong = {
-        "voxelization.voxel_size": ([0.1, 0.1], "must hold 3 values, got 2"),
-        "input.tf_timeout_s": (-1.0, "must lie in [0.0, 60.0] s, got -1.0"),
-        "input.tf_timeouts": (1.0, "Did you mean 'input.tf_timeout_s'?"),
-        "checkpoint_path": ("/nowhere/weights.pth", "/nowhere/weights.pth"),
-    }
-    for name, (value, sentence) in wrong.items():
-        folder = tmp_path / name
-        folder.mkdir()
-        with started("lidar_node", folder, domain_id, params={**SMALL, name: value}) as node:
-            assert node.wait(60.0) == 1
-            assert sentence in node.log() and "Traceback" not in node.log()
-            assert name in node.log() or name == "checkpoint_path"
+def test_wrong_parameter_ends_the_process_with_one_sentence(domain_id: int, tmp_path: Path) -> None:
+    params = {**SMALL, "voxelization.voxel_size": [0.1, 0.1]}
+    with started("lidar_node", tmp_path, domain_id, params=params) as node:
+        assert node.wait(60.0) == 1
+        [sentence] = node.log().splitlines()
+        assert "'voxelization.voxel_size' must hold 3 values, got 2" in sentence
 
 
-def test_build_only_configures_and_exits_and_an_idle_node_ends_on_sigterm(
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [("checkpoint_path", "/nowhere/weights.pth"), ("plan_path", "/nowhere/plan.json")],
+)
+def test_file_that_cannot_be_used_fails_the_configuration_by_name(
+    name: str, value: str, domain_id: int
+) -> None:
+    context = Context()
+    rclpy.init(args=[], context=context, domain_id=domain_id)
+    node = LidarNode(context=context, cli_args=["--ros-args", "-p", f"{name}:={value}"])
+    assert node.trigger_configure() == TransitionCallbackReturn.FAILURE
+    assert value in node.fatal
+    assert not node.parameters.frozen  # a better value may be set now
+    node.destroy_node()
+    rclpy.shutdown(context=context)
+
+
+def test_build_only_configures_and_exits(domain_id: int, tmp_path: Path) -> None:
+    params = {**SMALL, "build_only": True}
+    with started("lidar_node", tmp_path, domain_id, params=params) as node:
+        assert node.wait(60.0) == 0
+        assert "Configured in" in node.log() and "Active" not in node.log()
+
+
+def change_state(client: RosClient, transition: int) -> bool:
+    request = ChangeState.Request(transition=Transition(id=transition))
+    return client.call(ChangeState, "/lidar_node/change_state", request).success
+
+
+def test_lifecycle_runs_in_circles_and_its_shutdown_ends_the_process(
     domain_id: int, tmp_path: Path
 ) -> None:
-    idle = {**SMALL, "autostart": False}
-    built = {**SMALL, "build_only": True}
+    params = {**SMALL_STILL, "autostart": False}
     with (
-        started("lidar_node", tmp_path, domain_id, params=built) as builder,
-        started("lidar_node", tmp_path, domain_id, params=idle) as waiting,
+        started("lidar_node", tmp_path, domain_id, params=params) as node,
+        RosClient(domain_id) as client,
     ):
-        assert builder.wait(60.0) == 0
-        assert "Configured in" in builder.log() and "Active" not in builder.log()
-        waiting.wait_for_log("Waiting for the transition 'configure'")
-        code, seconds = waiting.stop(signal.SIGTERM)
-        assert (code, "Traceback" in waiting.log()) == (0, False)
+        client.subscribe(Detection3DArray, DETECTIONS)
+        client.publisher(PointCloud2, CLOUDS)
+        node.wait_for_log("Waiting for the transition 'configure'")
+        for top_k in (500, 1):
+            # Unconfigured, every parameter may change; it takes effect at configure.
+            name = "post_process_params.max_boxes_per_head"
+            assert set_parameter(client, name, integer_value=top_k).successful
+            assert set_parameter(client, "voxelization.max_voxels", integer_value=9999).successful
+            assert change_state(client, Transition.TRANSITION_CONFIGURE)
+            assert change_state(client, Transition.TRANSITION_ACTIVATE)
+            client.wait_matched()
+            client.clear()
+            client.publisher(PointCloud2, CLOUDS).publish(make_cloud(S))
+            [found] = client.wait_count(DETECTIONS, 1)
+            assert 0 < len(found.detections) <= 6 * top_k
+            assert change_state(client, Transition.TRANSITION_DEACTIVATE)
+            assert change_state(client, Transition.TRANSITION_CLEANUP)
+        assert len(found.detections) <= 6  # one box a head
+        assert change_state(client, Transition.TRANSITION_UNCONFIGURED_SHUTDOWN)
+        assert node.wait(5.0) == 0
+        assert "Traceback" not in node.log()
+
+
+def test_node_that_waits_for_configure_ends_on_sigterm(domain_id: int, tmp_path: Path) -> None:
+    params = {**SMALL, "autostart": False}
+    with started("lidar_node", tmp_path, domain_id, params=params) as node:
+        node.wait_for_log("Waiting for the transition 'configure'")
+        code, seconds = node.stop(signal.SIGTERM)
+        assert (code, "Traceback" in node.log()) == (0, False)
         assert seconds < 2.0
 
 
-@pytest.mark.parametrize("delay_s", [0.7, 1.2])
+def test_clouds_lost_by_the_default_transport_are_counted_with_the_remedy(
+    domain_id: int, tmp_path: Path
+) -> None:
+    # Fast DDS loses most best-effort messages of this size unless told that they are large.
+    with (
+        started(
+            "lidar_node", tmp_path, domain_id, params=SMALL_STILL, transports="DEFAULT"
+        ) as node,
+        RosClient(domain_id, transports="DEFAULT") as client,
+    ):
+        client.subscribe(DiagnosticArray, "/diagnostics")
+        publisher = client.publisher(PointCloud2, CLOUDS, profile(5, best_effort=True))
+        node.wait_for_log("Active")
+        client.wait_matched()
+        for i in range(20):
+            publisher.publish(make_cloud(i * S, count=200_000))
+            time.sleep(0.02)
+        status = wait_for_status(client, "lost on their way")
+        assert "FASTDDS_BUILTIN_TRANSPORTS=LARGE_DATA" in status.message
+        assert int(values(status)["lost_by_transport"]) > 0
+
+
 def test_interrupt_while_the_process_still_imports_ends_it_without_traceback(
-    delay_s: float, domain_id: int, tmp_path: Path
+    domain_id: int, tmp_path: Path
 ) -> None:
     with started("lidar_node", tmp_path, domain_id, params=SMALL_STILL) as node:
-        time.sleep(delay_s)
+        time.sleep(0.8)  # Python is up, torch is not
         code, seconds = node.stop(signal.SIGINT)
         assert (code, "Traceback" in node.log()) == (0, False), node.log()
         assert seconds < 2.0

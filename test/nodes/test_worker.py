@@ -48,7 +48,8 @@ class Bench:
     def __init__(self, pipeline: Any = None) -> None:
         self.pipeline = pipeline or LidarPipeline(CONFIG, device="cpu")
         self.mailbox = Mailbox(keep_all=True, history=0)
-        self.outputs, self.health, self.log = FakeOutputs(), Health(CONFIG.diagnostics), Log()
+        self.outputs, self.log = FakeOutputs(), Log()
+        self.health = Health(CONFIG.diagnostics, self.log)
         handler = LidarHandler(CONFIG, self.pipeline)
         self.worker = Worker(self.mailbox, handler, self.outputs, self.health, self.log)
 
@@ -106,7 +107,7 @@ def test_bad_clouds_are_counted_by_reason_and_warned_about_once_in_a_while() -> 
 
 
 def test_fault_leaves_the_diagnostics_after_a_while() -> None:
-    health = Health(CONFIG.diagnostics)
+    health = Health(CONFIG.diagnostics, Log())
     health.fault("a", WARN, "An a.", 10.0)
     health.fault("b", ERROR, "A b.", 11.0)
     assert [f.sentence for f in health.faults(12.0)] == ["A b.", "An a."]
@@ -115,9 +116,11 @@ def test_fault_leaves_the_diagnostics_after_a_while() -> None:
 
 
 def test_lasting_fault_is_logged_once_and_stays_until_cleared() -> None:
-    health = Health(CONFIG.diagnostics)
-    due = [health.fault("qos", ERROR, "No.", t, until_cleared=True) for t in (0.0, 10.0, 99.0)]
-    assert due == [True, False, False]
+    log = Log()
+    health = Health(CONFIG.diagnostics, log)
+    for now_s in (0.0, 10.0, 99.0):
+        health.fault("qos", ERROR, "No.", now_s, until_cleared=True)
+    assert log == [("error", "No.")]
     assert len(health.faults(1e6)) == 1
     health.cleared("qos")
     assert health.faults(1e6) == []

@@ -60,6 +60,7 @@ def started(
     *,
     params: Mapping[str, object] | None = None,
     extra_args: tuple[str, ...] = (),
+    transports: str = "LARGE_DATA",
 ) -> Iterator[NodeUnderTest]:
     """Start ``driveRT_ros.nodes.<module>``; kill it, and it alone, where it is still running.
 
@@ -69,10 +70,11 @@ def started(
         domain_id: ROS domain.
         params: ROS parameters by name.
         extra_args: Appended after ``--ros-args`` and the parameters.
+        transports: Value of FASTDDS_BUILTIN_TRANSPORTS.
     """
     env = {
         **node_environment(domain_id),
-        "FASTDDS_BUILTIN_TRANSPORTS": "LARGE_DATA",
+        "FASTDDS_BUILTIN_TRANSPORTS": transports,
         "OMP_NUM_THREADS": "1",
         "ROS_LOG_DIR": str(folder / "ros_log"),
     }

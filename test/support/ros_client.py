@@ -27,15 +27,17 @@ def profile(depth: int = 50, *, best_effort: bool = False, latched: bool = False
 class RosClient:
     """A node in its own context that spins in a thread; use it as a context manager."""
 
-    def __init__(self, domain_id: int, name: str = "test_client") -> None:
-        self._domain_id, self._name = domain_id, name
+    def __init__(
+        self, domain_id: int, name: str = "test_client", *, transports: str = "LARGE_DATA"
+    ) -> None:
+        self._domain_id, self._name, self._transports = domain_id, name, transports
         self._arrived = threading.Condition()
         self.received: dict[str, list[Any]] = defaultdict(list)
         self._publishers: dict[str, Any] = {}
         self._subscriptions: dict[str, Any] = {}
 
     def __enter__(self) -> RosClient:
-        os.environ["FASTDDS_BUILTIN_TRANSPORTS"] = "LARGE_DATA"  # read at rclpy.init
+        os.environ["FASTDDS_BUILTIN_TRANSPORTS"] = self._transports  # read at rclpy.init
         self._context = Context()
         rclpy.init(args=[], context=self._context, domain_id=self._domain_id)
         self.node = Node(self._name, context=self._context)
