@@ -85,8 +85,7 @@ struct Ring {
     u32 taps = 0;           // of this tile, still to come
     int slab = 0;
     int stage = 0, refill = STAGES - 1;
-    const int* table = nullptr;     // row of the table for the next tap
-    const char* weight = nullptr;
+    u32 table = 0, weight = 0;      // next tap: entry of the table, byte of the weights
     static constexpr int row_copies = kRowBytes / 16, copies_a = kStageA / 16 / kThreads;
     static constexpr int copies_b = (kStageB / 16 + kThreads - 1) / kThreads;
     int source[copies_a + 1], ahead[copies_a + 1];  // one is unused: an array may not be empty
@@ -115,7 +114,7 @@ struct Ring {
 
     __device__ __forceinline__ void look_up() {
 #pragma unroll
-        for (int i = 0; i < copies_a; ++i) ahead[i] = table[(threadIdx.x + i * kThreads) / row_copies];
+        for (int i = 0; i < copies_a; ++i) ahead[i] = c.table[table + (threadIdx.x + i * kThreads) / row_copies];
         table += TM;
     }
 
@@ -126,7 +125,7 @@ struct Ring {
         if (closed) return;
         if (threadIdx.x == 0) queue[turn % kQueue] = tile_at(c, gridDim.x + atomicAdd(c.ticket, 1));
         taps = tile.mask;
-        table = c.table + static_cast<long long>(tile.index) * c.group_taps * TM;
+        table = static_cast<u32>(tile.index) * c.group_taps * TM;
         if (taps) look_up();
     }
 
@@ -135,7 +134,7 @@ struct Ring {
         if (slab == 0) {
             if (!taps) begin_tile();
             if (!taps) return;
-            weight = static_cast<const char*>(c.weight) + static_cast<long long>(__ffs(taps) - 1) * (CIN * COUT * kElement);
+            weight = (__ffs(taps) - 1) * (CIN * COUT * kElement);
             taps &= taps - 1;
 #pragma unroll
             for (int i = 0; i < copies_a; ++i) source[i] = ahead[i];
@@ -152,7 +151,7 @@ struct Ring {
 #pragma unroll
         for (int i = 0; i < copies_b; ++i) {
             const int e = (threadIdx.x + i * kThreads) * 16;
-            if (kStageB % (16 * kThreads) == 0 || e < kStageB) copy16_async(a + kStageA + e, weight + slab * kStageB + e, true);
+            if (kStageB % (16 * kThreads) == 0 || e < kStageB) copy16_async(a + kStageA + e, static_cast<const char*>(c.weight) + weight + slab * kStageB + e, true);
         }
         if (++slab == kSlabs) slab = 0;
     }

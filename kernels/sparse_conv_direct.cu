@@ -22,17 +22,15 @@ static_assert(!RESIDENT || (WARPS_N == 1 && KC == CIN), "a resident warp owns wh
 
 // The parts of input rows that a warp needs, block after block, tap after tap of a tile.
 struct Stream {
-    const char* x;
-    const int* table;       // entry of this lane's first row for the next tap
+    const Convolution& c;
+    u32 table;              // entry of this lane's first row for the next tap
     int taps, block;        // still to look up; block to load next
     int source[kR], ahead[kR];
     u32 present, next_present;
     uint4 part[kR];
 
-    __device__ __forceinline__ void begin(const Convolution& c, const Tile& tile, int row0) {
-        const int lane = threadIdx.x & 31;
-        x = static_cast<const char*>(c.x) + (lane & 3) * (kBlock / 4);
-        table = c.table + static_cast<long long>(tile.index) * c.group_taps * TM + row0 + (lane >> 2);
+    __device__ __forceinline__ Stream(const Convolution& conv, const Tile& tile, int row0) : c(conv) {
+        table = static_cast<u32>(tile.index) * c.group_taps * TM + row0 + (threadIdx.x >> 2 & 7);
         taps = __popc(tile.mask);
         block = 0;
         look_up();
@@ -41,7 +39,7 @@ struct Stream {
 
     __device__ __forceinline__ void look_up() {
 #pragma unroll
-        for (int r = 0; r < kR; ++r) ahead[r] = taps ? table[r * 8] : -1;
+        for (int r = 0; r < kR; ++r) ahead[r] = taps ? c.table[table + r * 8] : -1;
         table += TM;
     }
 
@@ -61,7 +59,8 @@ struct Stream {
 #pragma unroll
         for (int r = 0; r < kR; ++r) {
             part[r] = make_uint4(0u, 0u, 0u, 0u);
-            if (source[r] >= 0) part[r] = load_part(x + static_cast<long long>(source[r]) * (CIN * kElement) + block * kBlock);
+            const long long from = static_cast<long long>(source[r]) * (CIN * kElement) + block * kBlock + (threadIdx.x & 3) * (kBlock / 4);
+            if (source[r] >= 0) part[r] = load_part(static_cast<const char*>(c.x) + from);
         }
         if (++block == CIN * kElement / kBlock) block = 0;
     }
@@ -103,8 +102,7 @@ __device__ __forceinline__ void convolve(const Convolution& c, char* smem) {
         if (tile.index < 0) return;
         int next = 0;
         if (lane == 0) next = warps + atomicAdd(c.ticket, 1);
-        Stream stream;
-        stream.begin(c, tile, 0);
+        Stream stream(c, tile, 0);
         float sum[kR][kC][4] = {};
         for (u32 taps = tile.mask; taps; taps &= taps - 1) {
             const char* w = smem + (__ffs(taps) - 1) * (CIN * COUT * kElement);
@@ -123,8 +121,7 @@ __device__ __forceinline__ void convolve(const Convolution& c, char* smem) {
     for (int turn = 0;; ++turn) {
         const Tile tile = queue[turn % kQueue];
         if (tile.index < 0) return;
-        Stream stream;
-        stream.begin(c, tile, row0);
+        Stream stream(c, tile, row0);
         float sum[kR][kC][4] = {};
         for (int step = steps_of(tile); step; --step) {
             const char* w = ring.next() + warp % WARPS_N * (kC * kOperand);
