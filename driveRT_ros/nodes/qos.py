@@ -2,7 +2,13 @@
 
 from __future__ import annotations
 
+try:
+    from rclpy.event_handler import SubscriptionEventCallbacks
+except ImportError:  # ROS 2 Humble has it under the older name
+    from rclpy.qos_event import SubscriptionEventCallbacks
 from rclpy.qos import DurabilityPolicy, HistoryPolicy, QoSProfile, ReliabilityPolicy
+
+__all__ = ["DIAGNOSTICS", "LATCHED", "OUTPUT", "TF", "SubscriptionEventCallbacks", "sensor_data"]
 
 
 def _profile(

@@ -9,7 +9,6 @@ from typing import Any
 import numpy as np
 from rclpy.clock import JumpThreshold
 from rclpy.duration import Duration
-from rclpy.event_handler import SubscriptionEventCallbacks
 from rclpy.qos import qos_policy_name_from_kind
 from sensor_msgs.msg import PointCloud2
 from tf2_msgs.msg import TFMessage
@@ -56,7 +55,7 @@ class LidarSession:
         actions = GateActions(self._forward, self._drop, self._refuse, self._time_jumped)
         self._gate = CloudGate(config, actions)
         profile = qos.sensor_data(config.input.queue_depth, config.input.reliability)
-        events = SubscriptionEventCallbacks(
+        events = qos.SubscriptionEventCallbacks(
             incompatible_qos=self._qos_mismatch, message_lost=self._message_lost
         )
         self._subscriptions = [
