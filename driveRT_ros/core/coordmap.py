@@ -13,62 +13,24 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
 
 import torch
 
 from driveRT_ros.core.errors import ConfigError, InvalidFrame
 from driveRT_ros.core.ops import Ops
+from driveRT_ros.core.sparse_types import CoordMap, Triple
 
-Triple = tuple[int, int, int]
+__all__ = [
+    "CoordMap",
+    "Triple",
+    "as_triple",
+    "check_coords",
+    "inverse_map",
+    "strided_map",
+    "submanifold_map",
+]
+
 IntOrTriple = int | Sequence[int]
-
-
-@dataclass(frozen=True, eq=False)
-class CoordMap:
-    """The pairs (input row, output row) of one sparse convolution, grouped by kernel tap.
-
-    Args:
-        in_rows: (P,) int64 input row of each pair.
-        out_rows: (P,) int64 output row of each pair; ascending within a tap, each at most once.
-        offset_starts: K + 1 positions: tap k owns the pairs from ``[k]`` up to ``[k + 1]``.
-        in_coords_bzyx: (num_in, 4) int32 input coordinates: batch, z, y, x.
-        out_coords_bzyx: (num_out, 4) int32 output coordinates.
-        in_shape_zyx: Cells of the input grid.
-        out_shape_zyx: Cells of the output grid.
-        kernel_size: Taps along z, y, x.
-        identity_offset: The tap that maps every row to itself, or None.
-    """
-
-    in_rows: torch.Tensor
-    out_rows: torch.Tensor
-    offset_starts: tuple[int, ...]
-    in_coords_bzyx: torch.Tensor
-    out_coords_bzyx: torch.Tensor
-    in_shape_zyx: Triple
-    out_shape_zyx: Triple
-    kernel_size: Triple
-    identity_offset: int | None = None
-
-    @property
-    def num_in(self) -> int:
-        """Input rows."""
-        return len(self.in_coords_bzyx)
-
-    @property
-    def num_out(self) -> int:
-        """Output rows."""
-        return len(self.out_coords_bzyx)
-
-    @property
-    def counts(self) -> tuple[int, ...]:
-        """Pairs of each tap."""
-        return tuple(b - a for a, b in zip(self.offset_starts, self.offset_starts[1:]))
-
-    def pairs(self, offset: int) -> tuple[torch.Tensor, torch.Tensor]:
-        """Return the input rows and output rows of one tap."""
-        mine = slice(self.offset_starts[offset], self.offset_starts[offset + 1])
-        return self.in_rows[mine], self.out_rows[mine]
 
 
 def as_triple(value: IntOrTriple, name: str, least: int = 1) -> Triple:

@@ -4,14 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 import torch
 
-if TYPE_CHECKING:
-    from driveRT_ros.core.coordmap import CoordMap
-    from driveRT_ros.core.sparse_conv import SparseTensor
-    from driveRT_ros.core.voxelize import Voxels
+from driveRT_ros.core.reference import bev_merge, coordmap, nms, sparse_conv, voxelize
+from driveRT_ros.core.sparse_types import CoordMap, SparseTensor, Voxels
 
 
 @dataclass(frozen=True)
@@ -42,9 +39,6 @@ class Ops:
     def for_device(device: torch.device | str) -> Ops:
         """Return the operators for tensors on ``device``: the reference serves every device."""
         torch.device(device)  # an unknown name fails here, not inside an operator
-        # Imported late: the reference returns types of modules that import this one.
-        from driveRT_ros.core.reference import bev_merge, coordmap, nms, sparse_conv, voxelize
-
         return Ops(
             name="reference",
             voxelize=voxelize.voxelize,

@@ -15,8 +15,7 @@ from driveRT_ros.core.config import LidarConfig
 from driveRT_ros.core.errors import ConfigError, InvalidFrame
 from driveRT_ros.core.frame import Detections, FrameReport
 from driveRT_ros.core.ops import Ops
-from driveRT_ros.core.sparse_conv import SparseTensor
-from driveRT_ros.core.voxelize import NUM_FEATURES
+from driveRT_ros.core.sparse_types import NUM_FEATURES, SparseTensor
 from driveRT_ros.models.head import Heads, Proposals
 from driveRT_ros.models.voxelnext import Backbone, VoxelNeXtWeights, untrained_weights
 

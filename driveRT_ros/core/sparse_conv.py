@@ -2,42 +2,20 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 import torch
 
-from driveRT_ros.core.coordmap import CoordMap, IntOrTriple, Triple, strided_map, submanifold_map
-from driveRT_ros.core.errors import ConfigError, InvalidFrame
+from driveRT_ros.core.coordmap import IntOrTriple, strided_map, submanifold_map
+from driveRT_ros.core.errors import ConfigError
 from driveRT_ros.core.ops import Ops
+from driveRT_ros.core.sparse_types import CoordMap, SparseTensor
 
-
-@dataclass(frozen=True, eq=False)
-class SparseTensor:
-    """Features at the active cells of a grid.
-
-    Args:
-        features: (N, C) float32 or float64.
-        coords_bzyx: (N, 4) int32 batch, z, y, x; unique.
-        spatial_shape_zyx: Cells of the grid.
-        batch_size: Grids in the batch.
-    """
-
-    features: torch.Tensor
-    coords_bzyx: torch.Tensor
-    spatial_shape_zyx: Triple
-    batch_size: int = 1
-
-    def __post_init__(self) -> None:
-        if self.features.ndim != 2 or len(self.features) != len(self.coords_bzyx):
-            raise InvalidFrame(
-                "Features must be one row per coordinate.",
-                "features",
-                tuple(self.features.shape),
-                f"({len(self.coords_bzyx)}, C)",
-            )
-
-    def __len__(self) -> int:
-        return len(self.coords_bzyx)
+__all__ = [
+    "SparseTensor",
+    "gather_gemm_scatter",
+    "inverse_conv3d",
+    "sparse_conv3d",
+    "subm_conv3d",
+]
 
 
 def subm_conv3d(

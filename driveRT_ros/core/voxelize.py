@@ -2,40 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass, field
-
 import torch
 
 from driveRT_ros.core.config import VoxelizationConfig
 from driveRT_ros.core.errors import InvalidFrame
 from driveRT_ros.core.ops import Ops
+from driveRT_ros.core.sparse_types import NUM_FEATURES, Voxels
 
-NUM_FEATURES = 5
-"""x, y, z, intensity, time lag."""
-
-
-@dataclass(frozen=True, eq=False)
-class Voxels:
-    """Occupied cells in order of first appearance; the tensors share their first dimension V.
-
-    Args:
-        features: (V, 5) mean x, y, z, intensity, time lag of the points kept, in their dtype.
-        coords_bzyx: (V, 4) int32 batch (always 0), z, y, x.
-        num_points: (V,) int32 points averaged, 1 to ``max_points_per_voxel``.
-        dropped: Counts of what was left out. ``non_finite_points``, ``out_of_range_points``,
-            ``over_capacity_points`` (beyond ``max_points_per_voxel``) and
-            ``over_capacity_voxel_points`` (in voxels beyond ``max_voxels``) add up with
-            ``num_points`` to the input; ``over_capacity_voxels`` counts those voxels.
-    """
-
-    features: torch.Tensor
-    coords_bzyx: torch.Tensor
-    num_points: torch.Tensor
-    dropped: Mapping[str, int] = field(default_factory=dict)
-
-    def __len__(self) -> int:
-        return len(self.coords_bzyx)
+__all__ = ["NUM_FEATURES", "Voxels", "voxelize"]
 
 
 def voxelize(points: torch.Tensor, config: VoxelizationConfig) -> Voxels:

@@ -16,7 +16,7 @@ from driveRT_ros.core.reference.decode import (
     select_candidates,
     usable_boxes,
 )
-from driveRT_ros.core.sparse_conv import SparseTensor
+from driveRT_ros.core.sparse_types import SparseTensor
 from driveRT_ros.models.graph import BRANCHES
 
 Suppress = Callable[[torch.Tensor, torch.Tensor, float, int], torch.Tensor]

@@ -8,9 +8,8 @@ from dataclasses import dataclass
 import torch
 
 from driveRT_ros.core.config import ModelConfig
-from driveRT_ros.core.coordmap import CoordMap
 from driveRT_ros.core.ops import Ops
-from driveRT_ros.core.sparse_conv import SparseTensor
+from driveRT_ros.core.sparse_types import CoordMap, SparseTensor
 from driveRT_ros.models.graph import LayerSpec, Triple, build_graph
 from driveRT_ros.models.untrained import untrained_weights
 from driveRT_ros.models.weights import VoxelNeXtWeights

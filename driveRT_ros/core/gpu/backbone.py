@@ -13,7 +13,7 @@ from driveRT_ros.core.gpu.domains import BEV_DILATED, BEV_UNION
 from driveRT_ros.core.gpu.frame_maps import DomainBuffers, FrameMaps
 from driveRT_ros.core.kernel_args import struct_value
 from driveRT_ros.core.plan import Plan, Tactic, default_plan
-from driveRT_ros.core.sparse_conv import SparseTensor
+from driveRT_ros.core.sparse_types import SparseTensor
 from driveRT_ros.models.graph import LayerSpec, build_graph
 
 _THREADS = 256

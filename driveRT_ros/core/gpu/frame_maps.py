@@ -18,7 +18,7 @@ from driveRT_ros.core.gpu.arena import Arena
 from driveRT_ros.core.gpu.domains import DomainShape, LevelShape, domain_shapes, level_shapes
 from driveRT_ros.core.kernel_args import pack_structs
 from driveRT_ros.core.plan import Plan
-from driveRT_ros.core.voxelize import NUM_FEATURES
+from driveRT_ros.core.sparse_types import NUM_FEATURES
 
 _THREADS = 256
 _WORDS_PER_LEAF = 8

@@ -9,7 +9,7 @@ import torch
 from driveRT_ros.core.errors import ConfigError
 from driveRT_ros.core.reference.coordmap import cell_keys, cells_of_keys
 from driveRT_ros.core.reference.segments import group_rows, sum_groups
-from driveRT_ros.core.sparse_conv import SparseTensor
+from driveRT_ros.core.sparse_types import SparseTensor
 
 
 def bev_merge(levels: Sequence[SparseTensor], scales: Sequence[int] = (1, 2, 4)) -> SparseTensor:

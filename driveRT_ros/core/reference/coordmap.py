@@ -12,8 +12,8 @@ from itertools import product
 
 import torch
 
-from driveRT_ros.core.coordmap import CoordMap, Triple
 from driveRT_ros.core.errors import ConfigError, InvalidFrame
+from driveRT_ros.core.sparse_types import CoordMap, Triple
 
 Pairs = tuple[torch.Tensor, torch.Tensor]
 """Output rows and input rows of one tap."""

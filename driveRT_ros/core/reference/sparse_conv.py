@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from driveRT_ros.core.coordmap import CoordMap
+from driveRT_ros.core.sparse_types import CoordMap
 
 
 def gather_gemm_scatter(

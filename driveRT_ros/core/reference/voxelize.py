@@ -7,7 +7,7 @@ import torch
 from driveRT_ros.core.config import VoxelizationConfig
 from driveRT_ros.core.reference.coordmap import cell_keys, cells_of_keys
 from driveRT_ros.core.reference.segments import group_rows, sum_groups
-from driveRT_ros.core.voxelize import NUM_FEATURES, Voxels
+from driveRT_ros.core.sparse_types import NUM_FEATURES, Voxels
 
 
 def voxelize(points: torch.Tensor, config: VoxelizationConfig) -> Voxels:
