@@ -27,9 +27,7 @@ def test_labels_follow_head_order():
 
 
 def test_dict_round_trip_gives_an_equal_config():
-    config = LidarConfig.from_dict(
-        {"voxelization": {"max_voxels": 1000}, "device": "cpu"}
-    )
+    config = LidarConfig.from_dict({"voxelization": {"max_voxels": 1000}, "device": "cpu"})
     assert config.voxelization.max_voxels == 1000
     assert LidarConfig.from_dict(config.to_dict()) == config
 
