@@ -10,19 +10,53 @@ import re
 import sys
 from concurrent.futures import ThreadPoolExecutor
 
+from driveRT_ros.core.config import ModelConfig
 from driveRT_ros.core.nvrtc import compile_cubin, nvrtc_version
 from driveRT_ros.core.paths import share_path
+from driveRT_ros.core.plan import default_plan
+from driveRT_ros.core.sparse_conv_mma import PRECISIONS, MmaTactic
 from test.support.launch import SPARSE_CONV
 
 ARCHITECTURES = ("sm_75", "sm_80", "sm_86", "sm_89", "sm_90", "sm_90a", "sm_100", "sm_120")
 COLUMNS = ("registers", "shared bytes", "spilled bytes")
 
-CONFIGURATIONS: list[tuple[str, dict[str, object]]] = [
-    *((stem, {}) for stem in ("levels", "voxelize", "coordmap", "bev_merge", "epilogue")),
-    ("input_conv", {"IN": 5, "OUT": 16}),
-    *(("sparse_conv", config.defines) for config in SPARSE_CONV),
-]
-"""Every source with every set of compile-time constants that ships or is searched."""
+
+OLD, NEW = ARCHITECTURES[:1], ARCHITECTURES[1:]
+
+
+def planned():
+    """Return constants and architectures of every convolution of the default Plans."""
+    channels = ModelConfig().channels
+    for capability, architectures in (((7, 5), OLD), ((8, 0), NEW)):
+        for domain, tactic in default_plan(channels, capability).tactics.items():
+            level = int(domain[-1]) if domain[-1].isdigit() else len(channels)
+            c_in = channels[level - 2] if domain[:-1] == "spconv" else channels[level - 1]
+            widths = {"CIN": c_in, "COUT": channels[level - 1]}
+            yield "sparse_conv", {**widths, **tactic.defines}, architectures
+
+
+def tensor_core():
+    """Return one convolution of each flow and precision of the tensor cores."""
+    for precision in PRECISIONS:
+        slab = 32 if precision == "F16" else 16
+        for width, *shape in (
+            (128, 64, slab, 2, 2, 3, 2, precision, "staged"),
+            (128, 64, slab, 2, 2, 3, 2, precision, "direct"),
+            (32, 16, 32, 4, 1, 3, 2, precision, "resident"),
+        ):
+            tactic = MmaTactic(3, *shape)
+            yield tactic.kernel, tactic.defines(width, width, 27), ARCHITECTURES
+
+
+def configurations():
+    """Return (source, constants, architectures) of everything that ships."""
+    for stem in ("levels", "voxelize", "coordmap", "bev_merge", "epilogue"):
+        yield stem, {}, ARCHITECTURES
+    yield "input_conv", {"IN": 5, "OUT": 16}, ARCHITECTURES
+    for config in SPARSE_CONV:
+        yield "sparse_conv", config.defines, ARCHITECTURES
+    yield from planned()
+    yield from tensor_core()
 
 
 def label(stem, defines):
@@ -48,14 +82,17 @@ def read_log(log):
 
 
 def measure():
-    """Compile everything for every architecture; return {configuration: kernel: {arch: use}}."""
-    jobs = [(stem, defines, arch) for stem, defines in CONFIGURATIONS for arch in ARCHITECTURES]
+    """Compile everything; return {configuration and kernel: {architecture: use}}."""
+    jobs = {}
+    for stem, defines, architectures in configurations():
+        for arch in architectures:
+            jobs[label(stem, defines), arch] = (stem, arch, defines)
     with ThreadPoolExecutor(2) as threads:
-        logs = threads.map(lambda job: compile_cubin(job[0], job[2], job[1])[1], jobs)
+        logs = threads.map(lambda job: compile_cubin(*job)[1], jobs.values())
         used: dict[str, dict[str, list[int]]] = {}
-        for (stem, defines, arch), log in zip(jobs, logs):
+        for (name, arch), log in zip(jobs, logs):
             for kernel, use in read_log(log).items():
-                used.setdefault(f"{label(stem, defines)}: {kernel}", {})[arch] = use
+                used.setdefault(f"{name}: {kernel}", {})[arch] = use
     return used
 
 
@@ -72,7 +109,7 @@ def write():
     text = f'{{\n "nvrtc": "{version}",\n "columns": {json.dumps(COLUMNS)},\n'
     text += f' "kernels": {{\n{kernels}\n }}\n}}\n'
     (share_path("kernels") / "budgets.json").write_text(text)
-    sys.stdout.write(f"{len(used)} kernels x {len(ARCHITECTURES)} architectures\n")
+    sys.stdout.write(f"{len(used)} kernels, {sum(map(len, used.values()))} budgets\n")
 
 
 if __name__ == "__main__":
