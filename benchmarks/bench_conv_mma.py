@@ -32,8 +32,9 @@ from driveRT_ros.core.plan import default_plan
 from driveRT_ros.core.sparse_conv_mma import PARAMETERS, MmaTactic, pack_weight, round_tf32
 
 LAUNCHES, REPLAYS = 10, 20
-TOLERANCE = {"F16": 1e-3, "TF32": 1e-5, "F16X3": 1e-6}
-"""Of the largest output, against float64 of the operands as the precision rounds them."""
+TOLERANCE = {"F16": 1e-3, "TF32": 2e-5, "F16X3": 1e-6}
+"""Of the largest output, against float64 of the operands as the precision rounds them. The unit
+cuts off low bits at each of some 400 sums, always towards zero; F16X3 adds up outside of it."""
 
 
 @dataclasses.dataclass

@@ -133,8 +133,11 @@ __device__ __forceinline__ void multiply_block(float (&sum)[4], const Weights& w
 #pragma unroll
         for (int i = 0; i < PRODUCTS; ++i) mma_m16n8k8_tf32(sum, w.part[i], x.part[i]);
     } else {
-        mma_m16n8k16_f16(sum, w.part[0], x.part[1]);
-        mma_m16n8k16_f16(sum, w.part[1], x.part[0]);
-        mma_m16n8k16_f16(sum, w.part[0], x.part[0]);
+        float block[4] = {};  // the unit cuts off low bits at every sum; ordinary additions round
+        mma_m16n8k16_f16(block, w.part[0], x.part[1]);
+        mma_m16n8k16_f16(block, w.part[1], x.part[0]);
+        mma_m16n8k16_f16(block, w.part[0], x.part[0]);
+#pragma unroll
+        for (int i = 0; i < 4; ++i) sum[i] += block[i];
     }
 }
