@@ -51,6 +51,19 @@ def test_waiting_for_a_block_that_has_not_started_is_a_deadlock():
     assert flags.tolist() == [1, 1]
 
 
+def test_the_portable_switch_of_fibers_does_the_same():
+    """What other processors than x86-64 use."""
+    values = torch.arange(64, dtype=torch.int32)
+    module = CpuModule("faults", {"SHIM_UCONTEXT": 1}, folder=SOURCES)
+    with pytest.raises(ShimError, match="barrier divergence"):
+        module.launch("two_barriers", 1, 64, values.clone())
+    both = []
+    for chosen in (faults(), module):
+        chosen.launch("reverse_without_barrier", 1, 64, values, out := torch.empty_like(values))
+        both.append(out)
+    assert torch.equal(*both)
+
+
 @pytest.mark.slow
 def test_an_endless_loop_ends_the_launch_and_not_the_tests():
     with pytest.raises(ShimError, match="without a barrier or yield"):
