@@ -1,0 +1,207 @@
+"""Turn a result of ``bench_sparse_gpu.py`` into the tables of ``kernels/README.md``.
+
+    python benchmarks/report.py                 # print the tables of the newest result
+    python benchmarks/report.py --write         # put them between the markers of the README
+
+No number of those tables is typed by hand: a test compares them with the result file.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import math
+import sys
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
+
+REPO = Path(__file__).resolve().parents[1]
+RESULTS = REPO / "benchmarks" / "results"
+README = REPO / "kernels" / "README.md"
+BEGIN, END = "<!-- results:sparse -->", "<!-- /results -->"
+OURS = "ours fp32"
+Table = dict[str, Any]
+
+
+def newest(folder: Path = RESULTS) -> Path | None:
+    """Return the result with the latest date, or None."""
+    found = sorted(folder.glob("sparse-*.json"))
+    return max(found, key=lambda path: (load(path)["date"], path.name), default=None)
+
+
+def load(path: Path) -> Table:
+    """Return a result."""
+    report: Table = json.loads(path.read_text(encoding="utf-8"))
+    return report
+
+
+def tables(report: Table, name: str) -> str:
+    """Return all tables as Markdown.
+
+    Args:
+        report: Content of a result file.
+        name: Its file name, which the text cites.
+    """
+    frames = {n: f for n, f in report["frames"].items() if "absent" not in f["candidates"][OURS]}
+    parts = [heading(report, name), whole_table(report["frames"])]
+    parts += [stage_table(n, frames[n]) for n in ("B", "C") if n in frames]
+    parts += [facts(report, frames)]
+    return "\n\n".join(parts)
+
+
+def heading(report: Table, name: str) -> str:
+    """Return what was measured where, and how to read it."""
+    clocks = [c for c in report["clocks"] if c["when"] not in ("start", "end")]
+    shown = sorted({c["sm_mhz"] for c in clocks if c["sm_mhz"]})
+    return (
+        f"{report['gpu']}, driver {report['driver']}, torch {report['torch']}, {report['date']}, "
+        f"commit {report['commit']}, SM clock while measuring: {', '.join(shown) or 'unknown'} "
+        f"(`benchmarks/results/{name}`). Medians in µs. Ours: replays of one CUDA graph, from raw "
+        "points to the last rows, voxelization included. Peers: the sum of their kernels, without "
+        "any gap between them, from finished voxels; wall: until the host has the result's "
+        "completion. Error: the largest of any stage, relative to its largest float64 value."
+    )
+
+
+def whole_table(frames: Table) -> str:
+    """Return the backbone of every frame, one line a candidate."""
+    head = ["", *(f"{n}: {f['rows'][0]:,} voxels" for n, f in frames.items())]
+    lines = []
+    for candidate in _candidates(frames.values()):
+        if candidate.startswith("cuBLAS"):
+            continue
+        cells = [_whole_cell(frame, candidate) for frame in frames.values()]
+        lines.append([candidate, *cells])
+    return _markdown(head, lines)
+
+
+def _candidates(frames: Iterable[Table]) -> list[str]:
+    return list({name: None for frame in frames for name in frame["candidates"]})
+
+
+def device_us(found: Table) -> float:
+    """Return the device time of a candidate: graph replays, else the sum of its kernels."""
+    if "frame" in found.get("graph_us", {}):
+        return float(found["graph_us"]["frame"]["median"])
+    if "kernels_us" in found:
+        return float(found["kernels_us"]["total"]["median"])
+    return math.nan
+
+
+def _whole_cell(frame: Table, candidate: str) -> str:
+    found = frame["candidates"].get(candidate)
+    if found is None:
+        return ""
+    if "absent" in found:
+        return f"absent: {found['absent']}"
+    device, ours = device_us(found), frame["candidates"][OURS]
+    text = f"{device:,.0f}" if math.isfinite(device) else "no kernel times"
+    if candidate != OURS and "absent" not in ours and math.isfinite(device):
+        text += f" ({device / device_us(ours):.2f}×)"
+    wall, error = found["wall_us"]["median"], max(found["error"].values())
+    return f"{text}, wall {wall:,.0f}, error {error:.1e}"
+
+
+def stage_table(name: str, frame: Table) -> str:
+    """Return one frame stage by stage: ours, cuBLAS on equal work, the fastest spconv."""
+    everyone = frame["candidates"]
+    ours, products = everyone[OURS], everyone.get("cuBLAS fp32", {}).get("graph_us", {})
+    peers = {p: _fastest(everyone, f"spconv {p}") for p in ("fp32", "tf32", "fp16")}
+    peers = {p: found for p, found in peers.items() if found}
+    head = [f"frame {name}, stage", "useful GFLOP", "ours fp32 µs", "error"]
+    head += ["cuBLAS fp32 µs", "ours / cuBLAS"] if products else []
+    head += [f"{found} µs" for found in peers.values()]
+    lines = []
+    for stage, error in ours["error"].items():
+        mine = ours["graph_us"][stage]["median"]
+        work = ours["useful_gflop"].get(stage)
+        line = [stage, f"{work:.2f}" if work else "", f"{mine:.1f}", f"{error:.1e}"]
+        if products:
+            dense = products.get(stage, {}).get("median")
+            line += [f"{dense:.1f}", f"{mine / dense:.2f}"] if dense else ["", ""]
+        for found in peers.values():
+            theirs = everyone[found]["kernels_us"]["stages"].get(stage)
+            line.append(f"{theirs['median']:.1f}" if theirs else "")
+        lines.append(line)
+    maps = ["maps", "", f"{ours['graph_us']['maps']['median']:.1f}", ""]
+    maps += ["", ""] if products else []
+    for found in peers.values():
+        theirs = everyone[found]["kernels_us"]["stages"].get("maps")
+        maps.append(f"{theirs['median']:.1f}" if theirs else "")
+    return _markdown(head, [maps, *lines])
+
+
+def _fastest(everyone: Table, prefix: str) -> str:
+    """Return the candidate with the least kernel time among those of one package and precision."""
+    fit = {n: device_us(f) for n, f in everyone.items() if n.startswith(f"{prefix} ")}
+    fit = {n: time for n, time in fit.items() if math.isfinite(time)}
+    return min(fit, key=lambda n: fit[n], default="")
+
+
+def facts(report: Table, frames: Table) -> str:
+    """Return start-up, work and capacity, one line each."""
+    lines = []
+    for name, frame in frames.items():
+        ours = frame["candidates"][OURS]
+        lines.append(
+            f"- frame {name}: maps {ours['graph_us']['maps']['median']:.0f} µs, voxel features "
+            f"{ours['voxel_features_us']:.0f} µs, executed / useful work "
+            f"{ours['executed_over_useful']['all']:.3f}."
+        )
+    for name, start in report.get("start", {}).items():
+        if "absent" in start:
+            lines.append(f"- {name} start: absent: {start['absent']}")
+            continue
+        lines.append(
+            f"- {name} start: {start['engine_s']:.1f} s from a ready GPU to the first frame "
+            f"({start['compile_and_bind_s']:.1f} s of it compiling and binding), "
+            f"{start['process_s']:.1f} s from the start of the process."
+        )
+    for voxels, edge in report.get("edges", {}).items():
+        over = "; ".join(f"{n}: {a:,} of {b:,}" for n, (a, b) in edge["overflow"].items())
+        lines.append(
+            f"- {int(voxels):,} voxels: {edge['graph_us']['median']:.0f} µs"
+            + (f", reported as overflow: {over}." if over else ".")
+        )
+    for name, value in report.get("ceilings", {}).items():
+        lines.append(f"- measured ceiling `{name}`: {value}.")
+    return "\n".join(lines)
+
+
+def _markdown(head: list[str], lines: list[list[str]]) -> str:
+    rows = [head, ["---"] * len(head), *lines]
+    return "\n".join("| " + " | ".join(row) + " |" for row in rows)
+
+
+def with_tables(text: str, new: str) -> str:
+    """Return a README with what lies between the markers replaced.
+
+    Raises:
+        ValueError: If the markers are not there, once each and in order.
+    """
+    if text.count(BEGIN) != 1 or text.count(END) != 1 or text.index(BEGIN) > text.index(END):
+        raise ValueError(f"The text needs one '{BEGIN}' and, after it, one '{END}'.")
+    before, rest = text.split(BEGIN)
+    return f"{before}{BEGIN}\n{new}\n{END}{rest.split(END)[1]}"
+
+
+def main() -> None:
+    """Print or write the tables."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("result", nargs="?", type=Path, help="by default the newest")
+    parser.add_argument("--write", action="store_true", help="change kernels/README.md")
+    options = parser.parse_args()
+    path = options.result or newest()
+    if path is None:
+        sys.exit(f"There is no result in {RESULTS}; run bench_sparse_gpu.py on a GPU first.")
+    new = tables(load(path), path.name)
+    if options.write:
+        text = README.read_text(encoding="utf-8")
+        README.write_text(with_tables(text, new), encoding="utf-8")
+    else:
+        print(new)
+
+
+if __name__ == "__main__":
+    main()

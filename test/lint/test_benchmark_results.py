@@ -1,0 +1,194 @@
+"""Results of benchmarks say where they come from, and every table shows what they hold."""
+
+from __future__ import annotations
+
+import copy
+import json
+import re
+from pathlib import Path
+
+import pytest
+
+from benchmarks import report, timing
+
+REPO = Path(__file__).resolve().parents[2]
+RESULTS = sorted((REPO / "benchmarks" / "results").glob("*.json"))
+NAME = re.compile(r"(?P<suite>[a-z]+)-(?P<gpu>[a-z0-9-]+)-(?P<date>\d{4}-\d{2}-\d{2})(-\w+)?\.json")
+DATE = re.compile(r"\d{4}-\d{2}-\d{2}")
+LARGEST_ERROR = {"fp32": 1e-4, "fp32x3": 1e-5, "tf32": 1e-2, "fp16": 5e-2}
+COMMIT = re.compile(r"[0-9a-f]{7,40}")
+
+
+def times(median):
+    return {"median": median, "p5": median * 0.9, "p95": median * 1.1, "n": 24}
+
+
+def example():
+    """Return a small result with all kinds of entries."""
+    ours = {
+        "precision": "fp32",
+        "error": {"conv_input": 1e-7, "subm1": 4e-7, "bev": 3e-7},
+        "graph_us": {
+            "frame": times(2000.0),
+            "maps": times(120.0),
+            "conv_input": times(20.0),
+            "subm1": times(88.0),
+            "bev": times(9.0),
+        },
+        "voxel_features_us": 33.0,
+        "wall_us": times(2345.0),
+        "eager_us": times(2300.0),
+        "useful_gflop": {"conv_input": 0.1, "subm1": 1.5},
+        "executed_over_useful": {"subm1": 1.05, "all": 1.0625},
+    }
+
+    def peer(precision, total, stage):
+        return {
+            "precision": precision,
+            "error": {"subm1": 2e-6},
+            "wall_us": times(11_000.0),
+            "eager_us": times(10_000.0),
+            "kernels_us": {
+                "total": times(total),
+                "launches": 401,
+                "stages": {"maps": times(900.0), "subm1": times(stage)},
+            },
+        }
+
+    frame = {
+        "source": "a frame",
+        "points": 9,
+        "rows": [105_086, 1, 1, 1, 1, 1, 1, 1],
+        "candidates": {
+            "ours fp32": ours,
+            "spconv fp32 MaskImplicitGemm": peer("fp32", 8000.0, 777.0),
+            "spconv fp32 Native": peer("fp32", 9000.0, 555.0),
+            "spconv fp16 Native": {"precision": "fp16", "absent": "RuntimeError: no kernel"},
+            "cuBLAS fp32": {"precision": "fp32", "shapes": {}, "graph_us": {"subm1": times(80.0)}},
+        },
+    }
+    return {
+        "suite": "sparse", "gpu": "A GPU", "driver": "1.2", "torch": "2.0", "date": "2026-01-02",
+        "commit": "abcdef1", "clocks": [{"when": "frame C", "sm_mhz": "1980 MHz"}],
+        "frames": {"C": frame}, "start": {"cold": {"absent": "no compiler"}},
+        "edges": {"0": {"graph_us": times(77.0), "overflow": {"rows of level 1": [5, 4]}}},
+        "ceilings": {"copy_tb_per_s": 4.2},
+    }  # fmt: skip
+
+
+# ---- result files -------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("path", RESULTS, ids=lambda path: path.name)
+def test_a_result_names_its_gpu_date_and_commit(path):
+    assert NAME.fullmatch(path.name), "name it <suite>-<gpu>-<date>.json"
+    result = json.loads(path.read_text())
+    assert result["suite"] == NAME.fullmatch(path.name)["suite"]
+    assert result["date"] == NAME.fullmatch(path.name)["date"]
+    assert result["gpu"]
+    assert COMMIT.fullmatch(result["commit"])
+
+
+@pytest.mark.parametrize("path", [p for p in RESULTS if p.name.startswith("sparse-")], ids=str)
+def test_a_sparse_result_holds_clocks_and_a_check_beside_every_time(path):
+    result = json.loads(path.read_text())
+    assert len(result["clocks"]) >= 2
+    assert all(clock["sm_mhz"] for clock in result["clocks"])
+    for frame in result["frames"].values():
+        for name, found in frame["candidates"].items():
+            if "absent" in found:
+                assert found["absent"], name
+                assert "wall_us" not in found, f"{name} failed, so it has no time"
+            elif not name.startswith("cuBLAS"):
+                limit = {"fp32": 1e-4, "fp32x3": 1e-5, "tf32": 1e-2, "fp16": 5e-2}[
+                    found["precision"]
+                ]
+                assert all(error <= limit for error in found["error"].values()), name
+                assert found["wall_us"]["n"] >= 20
+
+
+def test_the_tables_of_the_kernels_are_those_of_the_newest_result():
+    text = report.README.read_text()
+    path = report.newest()
+    between = text.split(report.BEGIN)[1].split(report.END)[0].strip()
+    expected = report.tables(report.load(path), path.name) if path else ""
+    assert between == expected, "run: python benchmarks/report.py --write"
+
+
+# ---- the report ---------------------------------------------------------------------------------
+
+
+def test_a_table_shows_medians_ratios_and_why_something_is_absent():
+    text = report.tables(example(), "sparse-x-2026-01-02.json")
+    assert "commit abcdef1" in text and "1980 MHz" in text and "sparse-x-2026-01-02.json" in text
+    assert "| ours fp32 | 2,000, wall 2,345, error 4.0e-07 |" in text
+    assert "| spconv fp32 MaskImplicitGemm | 8,000 (4.00×), wall 11,000, error 2.0e-06 |" in text
+    assert "absent: RuntimeError: no kernel" in text
+    assert "| subm1 | 1.50 | 88.0 | 4.0e-07 | 80.0 | 1.10 | 777.0 |" in text
+    assert "| maps |  | 120.0 |  |  |  | 900.0 |" in text
+    assert "rows of level 1: 5 of 4" in text and "cold start: absent: no compiler" in text
+    assert "executed / useful work 1.062" in text
+
+
+def test_the_faster_algorithm_of_a_peer_is_the_one_compared():
+    result = example()
+    peers = result["frames"]["C"]["candidates"]
+    assert report._fastest(peers, "spconv fp32") == "spconv fp32 MaskImplicitGemm"
+    peers["spconv fp32 Native"]["kernels_us"]["total"]["median"] = 7000.0
+    assert report._fastest(peers, "spconv fp32") == "spconv fp32 Native"
+    assert report._fastest(peers, "spconv fp16") == ""
+
+
+def test_a_frame_that_our_engine_fails_shows_no_time_of_ours():
+    result = example()
+    broken = copy.deepcopy(result)
+    broken["frames"]["C"]["candidates"]["ours fp32"] = {"absent": "error 3e-1", "error": {}}
+    text = report.tables(broken, "x.json")
+    assert "| ours fp32 | absent: error 3e-1 |" in text
+    assert "×" not in text and "frame C, stage" not in text
+
+
+def test_the_newest_result_is_the_one_with_the_latest_date(tmp_path):
+    assert report.newest(tmp_path) is None
+    for name, date in (("sparse-b-x.json", "2026-01-02"), ("sparse-a-x.json", "2026-11-30")):
+        (tmp_path / name).write_text(json.dumps({"date": date}))
+    assert report.newest(tmp_path).name == "sparse-a-x.json"
+
+
+def test_tables_are_put_between_the_markers_and_nowhere_else():
+    text = f"above\n{report.BEGIN}\nold\n{report.END}\nbelow\n"
+    once = report.with_tables(text, "new")
+    assert once == f"above\n{report.BEGIN}\nnew\n{report.END}\nbelow\n"
+    assert report.with_tables(once, "new") == once
+    with pytest.raises(ValueError, match="results:sparse"):
+        report.with_tables("no markers", "new")
+
+
+# ---- kernel sums --------------------------------------------------------------------------------
+
+MARKER = "at::cuda::spin_kernel(long)"
+
+
+def test_kernels_count_for_the_stage_between_markers_and_never_the_markers():
+    begin = 1_796_010_733_518_331_076  # nanoseconds of day and hour: floats would tie neighbours
+    names = [MARKER, "a", MARKER, "b", "c", MARKER, "a", MARKER, "outside"]
+    kernels = [(begin + i, 2.0, name) for i, name in enumerate(names)]
+    kernels += [(begin + 100 + i, 3.0, name) for i, name in enumerate(names)]
+    marks = ["maps", "conv", "maps", "end"] * 2
+    found = timing.sum_by_stage(kernels[::-1], marks, repeats=2)
+    assert found["stages"]["maps"]["median"] == 5.0  # 2 + 2 in one run, 3 + 3 in the other
+    assert found["stages"]["conv"]["median"] == 5.0
+    assert found["total"]["median"] == 10.0
+    assert found["launches"] == 4
+
+
+def test_a_lost_marker_is_an_error_and_no_number():
+    with pytest.raises(RuntimeError, match="1 of 2 markers"):
+        timing.sum_by_stage([(1, 1.0, MARKER), (2, 1.0, "a")], ["conv", "end"], repeats=1)
+
+
+def test_a_summary_has_the_median_and_what_lies_around_it():
+    assert timing.summary([float(v) for v in range(101)]) == {
+        "median": 50.0, "p5": 5.0, "p95": 95.0, "n": 101,
+    }  # fmt: skip
+    assert timing.summary([3.0]) == {"median": 3.0, "p5": 3.0, "p95": 3.0, "n": 1}
