@@ -15,11 +15,15 @@ import argparse
 import dataclasses
 import json
 import statistics
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import torch
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+
 from conv_mma_variants import variants
 from inputs import load_frames
 from timing import captured, machine, replay_times

@@ -90,7 +90,7 @@ class Kernel:
                 f"The kernel '{self.name}' needs {needed} bytes of shared memory a block, the GPU "
                 f"has {limit.value}; choose a smaller tile or fewer stages."
             )
-        if self.shared_bytes > _LEAST_DYNAMIC:
+        if needed > _LEAST_DYNAMIC:  # the limit counts static shared memory too
             code = _driver().cuFuncSetAttribute(
                 self.function, _ATTRIBUTE_MAX_DYNAMIC, self.shared_bytes
             )
