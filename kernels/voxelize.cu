@@ -93,6 +93,12 @@ __device__ __forceinline__ int lowest_sorted(const int* indices, int n, int keep
     return best;
 }
 
+// Minus zero is what leaves every float as it is when it is added, minus zero included.
+__device__ __forceinline__ void start_sum(float (&sum)[kFeatures]) {
+#pragma unroll
+    for (int f = 0; f < kFeatures; ++f) sum[f] = -0.f;
+}
+
 __device__ __forceinline__ void add_point(float (&sum)[kFeatures], const float* points, int stride, int index) {
     const float* p = points + static_cast<long long>(index) * stride;
 #pragma unroll
@@ -122,7 +128,8 @@ mean_features(const Level* levels, const float* points, int point_stride, const 
 #pragma unroll
             for (int i = 0; i < kFewPoints; ++i) at[i] = i < count ? grouped[begin + i] : 0x7fffffff;
             order(at[0], at[1]), order(at[2], at[3]), order(at[0], at[2]), order(at[1], at[3]), order(at[1], at[2]);
-            float sum[kFeatures] = {};
+            float sum[kFeatures];
+            start_sum(sum);
 #pragma unroll
             for (int i = 0; i < kFewPoints; ++i)
                 if (i < keep) add_point(sum, points, point_stride, at[i]);
@@ -133,7 +140,8 @@ mean_features(const Level* levels, const float* points, int point_stride, const 
             const int n = __shfl_sync(0xffffffffu, count, owner), from = __shfl_sync(0xffffffffu, begin, owner);
             const int take = min(n, max_points);
             const int mine = lowest_sorted(grouped + from, n, take, lane);
-            float point[kFeatures] = {}, sum[kFeatures] = {};
+            float point[kFeatures], sum[kFeatures];
+            start_sum(point), start_sum(sum);
             if (lane < take) add_point(point, points, point_stride, mine);
             for (int k = 0; k < take; ++k)
 #pragma unroll

@@ -41,6 +41,16 @@ def test_features_are_those_of_the_reference_bit_for_bit(backend, cloud):
     assert frame.buffers.intact()
 
 
+@pytest.mark.parametrize("copies", [1, 2, 7])
+def test_minus_zero_keeps_its_sign_as_in_the_reference(backend, copies):
+    points = random_cloud(3, seed=1)[:1].repeat(copies, 1)
+    points[:, 3:] = -0.0
+    features, _ = in_row_order(voxelize(points, CONFIG))
+    assert torch.signbit(features[:, 3:]).all()
+    got = run_frame(backend, points).features[: len(features)].cpu()
+    assert torch.equal(got.view(torch.int32), features.view(torch.int32))
+
+
 def test_features_are_the_means_of_the_dictionary_oracle(backend):
     points = crowded_cloud()
     frame = run_frame(backend, points)
