@@ -42,6 +42,12 @@ RECORDED = (
 """What a run keeps; the first entry is the one that is counted."""
 
 
+def dropped_topic(detections: str) -> str:
+    """Return where the LiDAR node of a detections topic names the clouds that it drops."""
+    node, output, _ = detections.rpartition("/output/")
+    return f"{node}/debug/dropped_cloud" if output else ""
+
+
 def require_ros() -> None:
     """Refuse a command that needs ROS where there is none.
 

@@ -23,6 +23,7 @@ from driveRT_ros.commands.common import (
     add_output_arguments,
     console,
     detector_config,
+    dropped_topic,
     follow_clouds,
     output_folder,
     require_ros,
@@ -34,14 +35,8 @@ from driveRT_ros.commands.sources import (
     source_name,
     write_source_bag,
 )
-from driveRT_ros.nodes.processes import (
-    NodeProcess,
-    ProcessFailed,
-    Supervisor,
-    node_command,
-    node_environment,
-    private_domain,
-)
+from driveRT_ros.nodes.process_env import node_command, node_environment, private_domain
+from driveRT_ros.nodes.processes import NodeProcess, ProcessFailed, Supervisor
 
 if TYPE_CHECKING:
     from driveRT_ros.core.config import LidarConfig
@@ -138,6 +133,7 @@ def _run_nodes(
                     "max_clouds": args.frames,
                     "min_subscribers": 2 if args.record_all else 1,
                     "lockstep_topic": DETECTIONS,
+                    "lockstep_dropped_topic": dropped_topic(DETECTIONS),
                 },
             ),
         )

@@ -5,8 +5,8 @@ from __future__ import annotations
 import argparse
 import os
 
-from driveRT_ros.commands.common import require_ros
-from driveRT_ros.nodes.processes import node_command, node_environment
+from driveRT_ros.commands.common import dropped_topic, require_ros
+from driveRT_ros.nodes.process_env import node_command, node_environment
 
 HELP = "play a bag over ROS 2 at sensor rate"
 EXAMPLES = """\
@@ -54,6 +54,7 @@ def execute(args: argparse.Namespace) -> int:
         "topics": args.topics,
         "cloud_topic": args.topic,
         "lockstep_topic": args.lockstep,
+        "lockstep_dropped_topic": dropped_topic(args.lockstep),
         "wait_for_subscriber_s": args.wait,
     }
     argv = node_command("replay_node", params={k: v for k, v in params.items() if v != []})

@@ -26,8 +26,9 @@ from driveRT_ros.commands.common import (
 )
 from driveRT_ros.commands.demo import start_recorder, stop_recording, summary_line
 from driveRT_ros.core.errors import ConfigError
-from driveRT_ros.nodes.playback import PARTIAL
-from driveRT_ros.nodes.processes import Supervisor, node_command, node_environment, private_domain
+from driveRT_ros.nodes.process_env import node_command, node_environment, private_domain
+from driveRT_ros.nodes.processes import Supervisor
+from driveRT_ros.nodes.stop import PARTIAL
 
 if TYPE_CHECKING:
     from driveRT_ros.core.config import LidarConfig

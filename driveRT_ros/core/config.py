@@ -194,6 +194,10 @@ class BevConfig(Config):
 
     resolution_m: float = param(0.6, "Cell size.", unit="m", ge=0.05, le=10.0)
     image_pixels_per_cell: int = param(4, "Scale of the picture topic.", ge=1, le=32)
+    ego_frame_id: str = param(
+        "base_link",
+        "Frame whose +x is up in the picture topic, where TF knows it; else that of the cloud.",
+    )
     ground_clearance_m: float = param(
         0.3,
         "A cell is occupied where its highest point stands further than this above the lowest "

@@ -30,14 +30,15 @@ class GateActions:
     """What the gate makes others do.
 
     Args:
-        forward: Takes ``(msg, T_world_lidar or None, arrived_s)`` of a cloud that is complete.
-        drop: Takes ``(code, sentence)`` of a cloud that does not go on.
+        forward: Takes ``(msg, T_world_lidar or None, arrived_s, T_ego_lidar or None)`` of a cloud
+            that is complete.
+        drop: Takes ``(header, code, sentence)`` of a cloud that does not go on.
         refuse: Takes the sentence about a transform that is not usable.
         jumped: Takes a jump of time; everything remembered from before it is worthless.
     """
 
-    forward: Callable[[Any, np.ndarray | None, float], None]
-    drop: Callable[[str, str], None]
+    forward: Callable[[Any, np.ndarray | None, float, np.ndarray | None], None]
+    drop: Callable[[Any, str, str], None]
     refuse: Callable[[str], None]
     jumped: Callable[[Jump], None]
 
@@ -54,7 +55,8 @@ class CloudGate:
     """Pair clouds with poses.
 
     Args:
-        config: ``densification_params`` and ``input``; without past frames no pose is needed.
+        config: ``densification_params`` and ``input``; without past frames no pose is needed, and
+            ``bev.ego_frame_id``, which is looked up but never waited for.
         actions: Where the results go.
     """
 
@@ -68,6 +70,10 @@ class CloudGate:
     def __len__(self) -> int:
         return len(self._parked)
 
+    def reconfigure(self, config: LidarConfig) -> None:
+        """Use another ``bev.ego_frame_id`` from the next cloud on; the rest is as before."""
+        self._config = config
+
     def cloud(self, msg: Any, now_s: float) -> None:
         """Take a PointCloud2.
 
@@ -79,12 +85,13 @@ class CloudGate:
         frame_id = msg.header.frame_id or self._config.input.default_frame_id
         self._handle_jump(self._detector.observe("clouds", stamp_ns))
         if not self._needs_pose or not frame_id:  # decoding refuses a cloud without a frame
-            self._actions.forward(msg, None, now_s)
+            self._actions.forward(msg, None, now_s, self._T_ego_lidar(frame_id, stamp_ns))
             return
         self._parked.append(_Parked(msg, stamp_ns, frame_id, now_s))
         if not self._config.input.back_pressure and len(self._parked) > PARKED_LIMIT:
-            self._parked.popleft()
-            self._actions.drop("tf_overflow", f"More than {PARKED_LIMIT} clouds wait for TF.")
+            header = self._parked.popleft().msg.header
+            sentence = f"More than {PARKED_LIMIT} clouds wait for TF."
+            self._actions.drop(header, "tf_overflow", sentence)
         self._release(now_s)
 
     def transforms(self, msg: Any, now_s: float, *, static: bool) -> None:
@@ -132,7 +139,8 @@ class CloudGate:
             head, found = self._parked[0], self._lookup()
             if found.T_target_source is not None:
                 self._parked.popleft()
-                self._actions.forward(head.msg, found.T_target_source, head.arrived_s)
+                T_ego_lidar = self._T_ego_lidar(head.frame_id, head.stamp_ns)
+                self._actions.forward(head.msg, found.T_target_source, head.arrived_s, T_ego_lidar)
             elif not found.may_come:
                 self._drop_head(now_s)
             else:
@@ -143,6 +151,7 @@ class CloudGate:
         head = self._parked.popleft()
         waited = f"waited {waited_s:.3f} s for it" if waited_s < math.inf else "waited in vain"
         self._actions.drop(
+            head.msg.header,
             found.code,
             f"{found.reason} The cloud stamped {head.stamp_ns / 1e9:.6f} s {waited} and is "
             "dropped.",
@@ -151,6 +160,10 @@ class CloudGate:
     def _lookup(self) -> Lookup:
         head, world = self._parked[0], self._config.densification_params.world_frame_id
         return self._transforms.lookup(world, head.frame_id, head.stamp_ns)
+
+    def _T_ego_lidar(self, frame_id: str, stamp_ns: int) -> np.ndarray | None:
+        ego = self._config.bev.ego_frame_id
+        return self._transforms.lookup(ego, frame_id, stamp_ns).T_target_source
 
     def _waited_s(self, now_s: float) -> float:
         return now_s - self._parked[0].arrived_s
@@ -163,6 +176,7 @@ class CloudGate:
         self._parked = deque(p for p in self._parked if p.stamp_ns <= jump.border_ns)
         for parked in stale:
             self._actions.drop(
+                parked.msg.header,
                 "time_jump",
                 f"The cloud stamped {parked.stamp_ns / 1e9:.6f} s waited for its transform when "
                 "time jumped back.",

@@ -90,7 +90,11 @@ class LidarHandler:
         self._sweeps.push(decode(msg, config=self.config.input), T_world_lidar)
 
     def handle(
-        self, msg: Any, T_world_lidar: np.ndarray | None, wanted: Collection[str]
+        self,
+        msg: Any,
+        T_world_lidar: np.ndarray | None,
+        wanted: Collection[str],
+        T_ego_lidar: np.ndarray | None = None,
     ) -> FrameResult:
         """Detect in one cloud.
 
@@ -98,6 +102,7 @@ class LidarHandler:
             msg: PointCloud2, of rclpy or rosbags; it is only read.
             T_world_lidar: (4, 4) float64 pose at its stamp; None without past sweeps.
             wanted: Names out of :data:`OUTPUTS`; the others are not computed.
+            T_ego_lidar: (4, 4) mounting of the sensor, turns the picture; None: its +x is up.
 
         Raises:
             InvalidFrame: If the cloud cannot be used; the next one can.
@@ -110,7 +115,7 @@ class LidarHandler:
         with_bev = not {"occupancy_grid", "grid_map"}.isdisjoint(wanted)
         found = self._pipeline.process(points, with_bev=with_bev)
         process_ms = watch.lap_ms()
-        messages = self._encode(cloud, found, points, wanted)
+        messages = self._encode(cloud, found, points, wanted, T_ego_lidar)
 
         inner = found.report.stage_ms
         voxelize_ms, postprocess_ms = inner.get("voxelize", 0.0), inner.get("postprocess", 0.0)
@@ -125,7 +130,12 @@ class LidarHandler:
         return FrameResult(cloud, found, messages, stage_ms)
 
     def _encode(
-        self, cloud: PointBatch, found: Detections, points: Any, wanted: Collection[str]
+        self,
+        cloud: PointBatch,
+        found: Detections,
+        points: Any,
+        wanted: Collection[str],
+        T_ego_lidar: np.ndarray | None,
     ) -> dict[str, Any]:
         stamp_ns, frame_id = cloud.stamp_ns, cloud.frame_id
         header = make_header(stamp_ns, frame_id, message_class)
@@ -138,7 +148,10 @@ class LidarHandler:
             ),
             "grid_map": lambda: grids.grid_map(header, _bev(found)),
             "bev_image": lambda: grids.rgb_image(
-                header, render_bev_map(points, detections=found, config=self.config)
+                header,
+                render_bev_map(
+                    points, T_ego_lidar=T_ego_lidar, detections=found, config=self.config
+                ),
             ),
         }
         return {name: encoders[name]() for name in OUTPUTS if name in wanted}

@@ -9,6 +9,7 @@ import numpy as np
 import torch
 from diagnostic_msgs.msg import DiagnosticArray
 from sensor_msgs.msg import PointCloud2
+from std_msgs.msg import Header
 from tf2_msgs.msg import TFMessage
 
 from driveRT_ros.core.config import LidarConfig
@@ -47,6 +48,7 @@ class LidarNode(ManagedNode):
         + f"       ~/debug/processing_time/{{{','.join(STAGES)}}}_ms [std_msgs/msg/Float64]\n"
         + "  out  ~/debug/latency_percentiles [diagnostic_msgs/msg/DiagnosticStatus]\n"
         + "  out  ~/debug/frame_fingerprint [std_msgs/msg/UInt32MultiArray]\n"
+        + "  out  ~/debug/dropped_cloud [std_msgs/msg/Header]\n"
         + "  out  /diagnostics [diagnostic_msgs/msg/DiagnosticArray]\n"
     )
 
@@ -141,6 +143,10 @@ class LidarNode(ManagedNode):
         session = self._active()
         (session.static_transforms if static else session.transforms)(msg)
 
+    def handle_drop(self, header: Header, reason: str, sentence: str) -> None:
+        """Count and announce a cloud that cannot even be handed over."""
+        self._active().drop(header, reason, sentence)
+
     def wait_idle(self, timeout_s: float | None = None) -> bool:
         """Wait until every cloud that has its transform is processed; False on timeout."""
         return self._active().wait_idle(timeout_s)
@@ -164,7 +170,7 @@ class LidarNode(ManagedNode):
 
     def _publish_diagnostics(self) -> None:
         if self._session is not None:
-            self._session.check_silence()
+            self._session.check_input()
         msg = DiagnosticArray()
         msg.header.stamp = self.get_clock().now().to_msg()
         now_s = time.monotonic()

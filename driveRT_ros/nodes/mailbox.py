@@ -19,12 +19,14 @@ class Work:
         msg: The PointCloud2 message.
         T_world_lidar: (4, 4) float64 pose at the header stamp; None where none is needed.
         arrived_s: Steady time of arrival, in seconds.
+        T_ego_lidar: (4, 4) float64 mounting of the sensor; None where it is not known.
         after_jump: Whether time went back since the cloud before: the history ends here.
     """
 
     msg: Any
     T_world_lidar: np.ndarray | None
     arrived_s: float
+    T_ego_lidar: np.ndarray | None = None
     after_jump: bool = False
 
 
@@ -54,24 +56,31 @@ class Mailbox:
         self._jumped = self._closed = self._busy = False
         self._changed = threading.Condition()
 
-    def put(self, msg: Any, T_world_lidar: np.ndarray | None, arrived_s: float) -> int:
-        """Add a cloud; return how many older ones had to go for it, history and all."""
+    def put(
+        self,
+        msg: Any,
+        T_world_lidar: np.ndarray | None,
+        arrived_s: float,
+        T_ego_lidar: np.ndarray | None = None,
+    ) -> list[Work]:
+        """Add a cloud; return the older ones that had to go for it, history and all."""
         with self._changed:
-            self._pending.append(Work(msg, T_world_lidar, arrived_s, self._jumped))
+            self._pending.append(Work(msg, T_world_lidar, arrived_s, T_ego_lidar, self._jumped))
             self._jumped = False
             self._changed.notify_all()
             if self._keep_all or len(self._pending) <= self._capacity:
-                return 0
-            if self._pending.popleft().after_jump:
+                return []
+            gone = self._pending.popleft()
+            if gone.after_jump:
                 self._pending[0] = dataclasses.replace(self._pending[0], after_jump=True)
-            return 1
+            return [gone]
 
-    def time_jumped(self) -> int:
-        """Mark that time went back; return how many waiting clouds that made worthless."""
+    def time_jumped(self) -> list[Work]:
+        """Mark that time went back; return the waiting clouds that this made worthless."""
         with self._changed:
-            gone = 0
+            gone: list[Work] = []
             if not self._keep_all:
-                gone = len(self._pending)
+                gone = list(self._pending)
                 self._pending.clear()
             self._jumped = True
             return gone

@@ -12,15 +12,17 @@ from typing import Any
 from rclpy.serialization import deserialize_message
 from rosgraph_msgs.msg import Clock
 from sensor_msgs.msg import PointCloud2
+from std_msgs.msg import Header
 from tf2_msgs.msg import TFMessage
 
 from driveRT_ros.core.errors import ConfigError, DriveRTError, InvalidFrame
 from driveRT_ros.io.bag import BagMessage
 from driveRT_ros.nodes.lidar import LidarNode
 from driveRT_ros.nodes.offline_source import OfflineConfig, OfflineSource
-from driveRT_ros.nodes.playback import MATCH_S, PARTIAL
 from driveRT_ros.nodes.progress import CloudProgress
+from driveRT_ros.nodes.qos import MATCH_S
 from driveRT_ros.nodes.raw import header_stamp_ns
+from driveRT_ros.nodes.stop import PARTIAL
 
 _STEP_S = 0.001
 _IDLE_WAIT_S = 0.05  # longer would delay parameter services, shorter would take time from detection
@@ -95,8 +97,8 @@ class OfflineNode(LidarNode):
             self._publish_clock(header_stamp_ns(cloud.raw))
             msg = deserialize_message(cloud.raw, PointCloud2)
         except (InvalidFrame, RuntimeError) as error:
-            self.health.dropped("malformed_message")
-            self.get_logger().warning(f"Cloud {self._fed} is dropped, it cannot be read: {error}")
+            sentence = f"Cloud {self._fed} is dropped, it cannot be read: {error}"
+            self.handle_drop(_header_of(cloud.raw), "malformed_message", sentence)
             return
         self.handle_cloud(msg)
         self.flush()  # what is not there by now does not come: never wait by the wall clock
@@ -127,3 +129,11 @@ class OfflineNode(LidarNode):
         if self._source.partial:
             self.fatal, self.fault_code = "part of the bag cannot be read", PARTIAL
         self.finished = True
+
+
+def _header_of(raw: bytes) -> Header:
+    """Return the header at the start of a serialized message, or an empty one."""
+    try:
+        return deserialize_message(raw, Header)
+    except RuntimeError:
+        return Header()

@@ -11,7 +11,7 @@ from driveRT_ros.core.errors import ConfigError
 from driveRT_ros.core.schema import param
 from driveRT_ros.io.bag import BagMessage, BagReader
 from driveRT_ros.io.topics import choose_topic
-from driveRT_ros.nodes.playback import TF, TF_STATIC
+from driveRT_ros.nodes.replay_config import TF, TF_STATIC
 
 LOOK_AHEAD_NS = 1_000_000_000
 """Transforms recorded up to this long after a cloud are known when the cloud is processed."""

@@ -7,7 +7,7 @@ from typing import Any
 
 from diagnostic_msgs.msg import DiagnosticStatus
 from rclpy.node import Node
-from std_msgs.msg import Float64, MultiArrayDimension, UInt32MultiArray
+from std_msgs.msg import Float64, Header, MultiArrayDimension, UInt32MultiArray
 
 from driveRT_ros.core.errors import ConfigError
 from driveRT_ros.nodes import qos
@@ -19,6 +19,7 @@ from driveRT_ros.nodes.raw import message_class
 CYCLIC, PROCESSING, PIPELINE = "cyclic_time_ms", "processing_time_ms", "pipeline_latency_ms"
 STAGE_TOPICS = {stage: f"processing_time/{stage}_ms" for stage in STAGES}
 PERCENTILES, FINGERPRINT = "latency_percentiles", "frame_fingerprint"
+DROPPED = "dropped_cloud"
 
 
 class Outputs:
@@ -42,7 +43,7 @@ class Outputs:
         kinds: dict[str, Any] = dict.fromkeys(
             (CYCLIC, PROCESSING, PIPELINE, *STAGE_TOPICS.values()), Float64
         )
-        kinds |= {PERCENTILES: DiagnosticStatus, FINGERPRINT: UInt32MultiArray}
+        kinds |= {PERCENTILES: DiagnosticStatus, FINGERPRINT: UInt32MultiArray, DROPPED: Header}
         self._debug = {
             name: node.create_publisher(kind, f"~/debug/{name}", qos.OUTPUT)
             for name, kind in kinds.items()
@@ -81,6 +82,10 @@ class Outputs:
             self._debug[PERCENTILES].publish(latency_percentiles(name, health))
         if self._debug[FINGERPRINT].get_subscription_count() > 0:
             self._debug[FINGERPRINT].publish(fingerprint_message(result))
+
+    def publish_dropped(self, header: Header) -> None:
+        """Say that the cloud with this header gets no result; called from any thread."""
+        self._debug[DROPPED].publish(header)
 
     def destroy(self) -> None:
         """Remove every publisher."""

@@ -8,7 +8,15 @@ except ImportError:  # ROS 2 Humble has it under the older name
     from rclpy.qos_event import SubscriptionEventCallbacks
 from rclpy.qos import DurabilityPolicy, HistoryPolicy, QoSProfile, ReliabilityPolicy
 
-__all__ = ["DIAGNOSTICS", "LATCHED", "OUTPUT", "TF", "SubscriptionEventCallbacks", "sensor_data"]
+__all__ = [
+    "DIAGNOSTICS",
+    "LATCHED",
+    "MATCH_S",
+    "OUTPUT",
+    "TF",
+    "SubscriptionEventCallbacks",
+    "sensor_data",
+]
 
 
 def _profile(
@@ -48,3 +56,10 @@ TF = _profile(ReliabilityPolicy.RELIABLE, DurabilityPolicy.VOLATILE, 100)
 
 LATCHED = _profile(ReliabilityPolicy.RELIABLE, DurabilityPolicy.TRANSIENT_LOCAL, 100)
 """``/tf_static`` and whatever a late subscriber must still get."""
+
+MATCH_S = 1.5
+"""Wait between finding a subscriber and the first message.
+
+Fast DDS reports the match before its TCP connection carries data (measured: up to 0.8 s on two busy
+cores); until then best-effort messages are lost.
+"""

@@ -4,21 +4,26 @@ from __future__ import annotations
 
 import dataclasses
 import threading
+from collections.abc import Callable
 from time import monotonic
 from typing import Any
 
 from rclpy.duration import Duration
 from rclpy.qos import QoSProfile
 from rosgraph_msgs.msg import Clock
+from std_msgs.msg import Header
+from vision_msgs.msg import Detection3DArray
 
 from driveRT_ros.core.errors import ConfigError, DriveRTError
 from driveRT_ros.io.bag import BagReader
 from driveRT_ros.nodes import qos
 from driveRT_ros.nodes.base import ManagedNode
-from driveRT_ros.nodes.playback import MATCH_S, PARTIAL, TF_STATIC, Playback, ReplayConfig
+from driveRT_ros.nodes.playback import Playback
 from driveRT_ros.nodes.progress import CloudProgress
 from driveRT_ros.nodes.raw import header_stamp_ns, message_class
 from driveRT_ros.nodes.replay_choice import choose_played, expected_clouds
+from driveRT_ros.nodes.replay_config import TF, TF_STATIC, ReplayConfig
+from driveRT_ros.nodes.stop import PARTIAL
 
 
 class NoConsumer(DriveRTError):  # noqa: N818 - nobody is there; the name says it
@@ -32,7 +37,7 @@ class ReplayNode(ManagedNode):
     default_name = "replay_node"
     topics_help = (
         "out: every topic of the bag (or those of 'topics'), /clock, /tf, /tf_static (latched)\n"
-        "in: the topic named by 'lockstep_topic'\n"
+        "in: the topics named by 'lockstep_topic' and 'lockstep_dropped_topic'\n"
     )
 
     def __init__(self, **kwargs: Any) -> None:
@@ -79,7 +84,10 @@ class ReplayNode(ManagedNode):
             self.get_logger().warning,
         )
         if config.lockstep_topic:
-            self._listen(config.lockstep_topic, self._playback)
+            lockstep = self._playback.lockstep
+            self._listen(config.lockstep_topic, Detection3DArray, lockstep.answer)
+            if config.lockstep_dropped_topic:
+                self._listen(config.lockstep_dropped_topic, Header, lockstep.drop)
         self._thread = threading.Thread(target=self._play, name="playback", daemon=True)
         self._thread.start()
         self._timer = self.create_steady_timer(0.05, self._check_end)
@@ -106,18 +114,15 @@ class ReplayNode(ManagedNode):
     def _profile(self, topic: str) -> QoSProfile:
         if topic == TF_STATIC:
             return qos.LATCHED
-        if topic == "/tf":
+        if topic == TF:
             return qos.TF
         return qos.sensor_data(10, self.config.reliability)
 
-    def _listen(self, topic: str, playback: Playback) -> None:
-        from vision_msgs.msg import Detection3DArray
+    def _listen(self, topic: str, kind: Any, note: Callable[[int], None]) -> None:
+        def arrived(raw: bytes) -> None:
+            note(header_stamp_ns(raw))
 
-        def answer(raw: bytes) -> None:
-            playback.lockstep.answer(header_stamp_ns(raw))
-
-        made = self.create_subscription(Detection3DArray, topic, answer, qos.OUTPUT, raw=True)
-        self._owned.append(made)
+        self._owned.append(self.create_subscription(kind, topic, arrived, qos.OUTPUT, raw=True))
 
     def _publish_clock(self, bag_ns: int) -> None:
         message = Clock()
@@ -167,7 +172,7 @@ class ReplayNode(ManagedNode):
                 self.get_logger().warning(f"{sentence}; playing anyway.")
                 return
             missing = self._missing_consumer(cloud)
-        playback.cancelled.wait(MATCH_S)
+        playback.cancelled.wait(qos.MATCH_S)
 
     def _missing_consumer(self, cloud: Any) -> str:
         count, wanted = cloud.get_subscription_count(), self._played.min_subscribers

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 
 from driveRT_ros.core.errors import ConfigError
 from driveRT_ros.io.topics import POINT_CLOUD, choose_topic
-from driveRT_ros.nodes.playback import ReplayConfig
+from driveRT_ros.nodes.replay_config import ReplayConfig
 
 
 def choose_played(

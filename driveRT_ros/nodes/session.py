@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-import os
 import time
 from typing import Any
 
 import numpy as np
 from rclpy.clock import JumpThreshold
 from rclpy.duration import Duration
-from rclpy.qos import qos_policy_name_from_kind
 from sensor_msgs.msg import PointCloud2
+from std_msgs.msg import Header
 from tf2_msgs.msg import TFMessage
 
 from driveRT_ros.core.config import LidarConfig
@@ -18,15 +17,16 @@ from driveRT_ros.nodes import qos
 from driveRT_ros.nodes.base import ManagedNode
 from driveRT_ros.nodes.gate import CloudGate, GateActions
 from driveRT_ros.nodes.handler import LidarHandler
-from driveRT_ros.nodes.health import ERROR, WARN, Health
-from driveRT_ros.nodes.mailbox import Mailbox
+from driveRT_ros.nodes.health import WARN, Health
+from driveRT_ros.nodes.input_watch import InputWatch
+from driveRT_ros.nodes.mailbox import Mailbox, Work
 from driveRT_ros.nodes.publish import Outputs
+from driveRT_ros.nodes.replay_config import TF, TF_STATIC
 from driveRT_ros.nodes.timejump import Jump
 from driveRT_ros.nodes.worker import Worker
 
 INPUT = "~/input/pointcloud"
 PARKED_CHECK_S = 0.02
-TRANSPORT = "FASTDDS_BUILTIN_TRANSPORTS"
 
 
 class LidarSession:
@@ -46,32 +46,26 @@ class LidarSession:
     ) -> None:
         self._node, self._config, self._health = node, config, health
         self._log = node.get_logger()
-        self._heard_s = time.monotonic()
         history = config.densification_params.num_past_frames
         handler.forget()
         self._outputs = Outputs(node)
         self._mailbox = Mailbox(keep_all=config.input.back_pressure, history=history)
         self._worker = Worker(self._mailbox, handler, self._outputs, health, self._log)
-        actions = GateActions(self._forward, self._drop, self._refuse, self._time_jumped)
+        actions = GateActions(self._forward, self.drop, self._refuse, self._time_jumped)
         self._gate = CloudGate(config, actions)
         profile = qos.sensor_data(config.input.queue_depth, config.input.reliability)
-        events = qos.SubscriptionEventCallbacks(
-            incompatible_qos=self._qos_mismatch, message_lost=self._message_lost
-        )
+        self.topic = node.resolve_topic_name(INPUT)
+        self._watch = InputWatch(node, self.topic, health)
         self._subscriptions = [
             node.create_subscription(
-                PointCloud2, INPUT, self.cloud, profile, event_callbacks=events
-            )
+                PointCloud2, INPUT, self.cloud, profile, event_callbacks=self._watch.events
+            ),
+            node.create_subscription(TFMessage, TF_STATIC, self.static_transforms, qos.LATCHED),
         ]
-        self.topic: str = self._subscriptions[0].topic_name
         self._timer: Any = None
         if history:
-            for topic, callback, profile in (
-                ("/tf", self.transforms, qos.TF),
-                ("/tf_static", self.static_transforms, qos.LATCHED),
-            ):
-                subscription = node.create_subscription(TFMessage, topic, callback, profile)
-                self._subscriptions.append(subscription)
+            moving = node.create_subscription(TFMessage, TF, self.transforms, qos.TF)
+            self._subscriptions.append(moving)
             self._timer = node.create_steady_timer(PARKED_CHECK_S, self._check_parked)
         backward = JumpThreshold(
             min_forward=None, min_backward=Duration(nanoseconds=-1), on_clock_change=False
@@ -84,11 +78,9 @@ class LidarSession:
 
     def cloud(self, msg: PointCloud2) -> None:
         """Take a cloud."""
-        self._heard_s = time.monotonic()
-        self._health.received()
-        self._health.cleared("qos")
-        self._health.cleared("silence")
-        self._gate.cloud(msg, self._heard_s)
+        now_s = time.monotonic()
+        self._watch.heard(now_s)
+        self._gate.cloud(msg, now_s)
         self._health.reached("waiting_for_transform", len(self._gate))
 
     def transforms(self, msg: TFMessage) -> None:
@@ -98,6 +90,12 @@ class LidarSession:
     def static_transforms(self, msg: TFMessage) -> None:
         """Take transforms that hold at any time."""
         self._gate.transforms(msg, time.monotonic(), static=True)
+
+    def drop(self, header: Header, reason: str, sentence: str) -> None:
+        """Count and announce a cloud that gets no result."""
+        self._health.dropped(reason)
+        self._health.fault(reason, WARN, sentence, time.monotonic())
+        self._outputs.publish_dropped(header)
 
     def flush(self) -> None:
         """Drop what still waits for a transform: no more data will come."""
@@ -110,23 +108,13 @@ class LidarSession:
     def reconfigure(self, config: LidarConfig) -> None:
         """Use other thresholds from the next frame on."""
         self._config = config
+        self._gate.reconfigure(config)
         self._worker.reconfigure(config)
 
-    def check_silence(self) -> None:
-        """Say what to do where a publisher exists and nothing is heard."""
-        silent_s, limit_s = (
-            time.monotonic() - self._heard_s,
-            self._config.diagnostics.no_data_hint_s,
-        )
-        publishers = self._node.count_publishers(self.topic) if silent_s > limit_s else 0
-        if not publishers:
-            self._health.cleared("silence")
-            return
-        sentence = (
-            f"No cloud on '{self.topic}' for more than {limit_s:g} s though {publishers} "
-            f"publisher(s) exist. {_transport_hint()}"
-        )
-        self._fault("silence", WARN, sentence, until_cleared=True)
+    def check_input(self) -> None:
+        """Say what to do where a publisher exists, nothing is heard, and nothing is in work."""
+        at_work = len(self._gate) > 0 or not self.wait_idle(0.0)
+        self._watch.check(time.monotonic(), self._config.diagnostics.no_data_hint_s, at_work)
 
     def close(self, timeout_s: float) -> bool:
         """Stop listening, end the worker, close the topics; False where a frame takes longer."""
@@ -140,24 +128,27 @@ class LidarSession:
             self._outputs.destroy()
         return ended
 
-    # What the gate and the middleware report.
+    # What the gate and the clock report.
 
-    def _forward(self, msg: PointCloud2, T_world_lidar: np.ndarray | None, at_s: float) -> None:
-        overflow = self._mailbox.put(msg, T_world_lidar, at_s)
-        if overflow:
-            self._health.dropped("superseded", overflow)
+    def _forward(
+        self,
+        msg: PointCloud2,
+        T_world_lidar: np.ndarray | None,
+        at_s: float,
+        T_ego_lidar: np.ndarray | None,
+    ) -> None:
+        self._lose("superseded", self._mailbox.put(msg, T_world_lidar, at_s, T_ego_lidar))
 
-    def _drop(self, reason: str, sentence: str) -> None:
-        self._health.dropped(reason)
-        self._fault(reason, WARN, sentence)
+    def _lose(self, reason: str, lost: list[Work]) -> None:
+        for work in lost:
+            self._health.dropped(reason)
+            self._outputs.publish_dropped(work.msg.header)
 
     def _refuse(self, sentence: str) -> None:
-        self._fault("invalid_transform", WARN, sentence)
+        self._health.fault("invalid_transform", WARN, sentence, time.monotonic())
 
     def _time_jumped(self, jump: Jump) -> None:
-        gone = self._mailbox.time_jumped()
-        if gone:
-            self._health.dropped("time_jump", gone)
+        self._lose("time_jump", self._mailbox.time_jumped())
         self._health.time_jumped()
         self._log.warning(
             f"Time went back from {jump.from_ns / 1e9:.3f} s to {jump.to_ns / 1e9:.3f} s (first "
@@ -172,28 +163,3 @@ class LidarSession:
 
     def _check_parked(self) -> None:
         self._gate.tick(time.monotonic())
-
-    def _qos_mismatch(self, event: Any) -> None:
-        policy = qos_policy_name_from_kind(event.last_policy_kind)
-        sentence = (
-            f"A publisher on '{self.topic}' offers an incompatible {policy}; nothing of it will be "
-            "heard. Change its QoS, or the parameter input.reliability."
-        )
-        self._fault("qos", ERROR, sentence, until_cleared=True)
-
-    def _message_lost(self, event: Any) -> None:
-        self._health.lost(event.total_count_change)
-        self._fault(
-            "lost", WARN, f"{event.total_count} clouds were lost on their way. {_transport_hint()}"
-        )
-
-    def _fault(self, key: str, level: int, sentence: str, *, until_cleared: bool = False) -> None:
-        now_s = time.monotonic()
-        self._health.fault(key, level, sentence, now_s, until_cleared=until_cleared)
-
-
-def _transport_hint() -> str:
-    return (
-        f"Large messages need the environment variable {TRANSPORT}=LARGE_DATA in every process "
-        f"(here: {os.environ.get(TRANSPORT, 'unset')})."
-    )

@@ -15,6 +15,9 @@ import threading
 from collections.abc import Callable
 from typing import NoReturn
 
+PARTIAL = 3
+"""Exit code of a node that processed what it could read of a damaged bag."""
+
 EXIT_BOUND_S = 1.6
 """From the signal to a forced exit; a frame in flight and DDS get this long to finish."""
 

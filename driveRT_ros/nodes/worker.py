@@ -66,9 +66,9 @@ class Worker:
         if config is not None:
             self._guard(lambda: self._handler.reconfigure(config))
         for work in batch.passed_over:
-            if self._guard(lambda work=work: self._remember(work)):
-                self._health.dropped("superseded")
-        self._guard(lambda: self._detect(batch.work))
+            if self._guard(lambda work=work: self._remember(work), work):
+                self._drop(work, "superseded")
+        self._guard(lambda: self._detect(batch.work), batch.work)
 
     def _remember(self, work: Work) -> None:
         if work.after_jump:
@@ -78,7 +78,8 @@ class Worker:
     def _detect(self, work: Work) -> None:
         if work.after_jump:
             self._handler.forget()
-        result = self._handler.handle(work.msg, work.T_world_lidar, self._outputs.wanted())
+        wanted = self._outputs.wanted()
+        result = self._handler.handle(work.msg, work.T_world_lidar, wanted, work.T_ego_lidar)
         self._outputs.publish(result)
         report, now_s = result.found.report, time.monotonic()
         new_notes = self._health.processed(result.cloud, report, result.stage_ms, now_s)
@@ -87,16 +88,21 @@ class Worker:
                 self._logger.warning(NOTE_TEXT[note])
         self._outputs.publish_debug(result, self._health)
 
-    def _guard(self, step: Callable[[], None]) -> bool:
+    def _drop(self, work: Work | None, code: str) -> None:
+        self._health.dropped(code)
+        if work is not None:
+            self._outputs.publish_dropped(work.msg.header)
+
+    def _guard(self, step: Callable[[], None], work: Work | None = None) -> bool:
         now_s = time.monotonic()
         try:
             step()
         except InvalidFrame as error:
-            self._health.dropped(error.code)
+            self._drop(work, error.code)
             key = f"invalid {error.code}"
             self._health.fault(key, WARN, f"A cloud is dropped: {error}", now_s)
         except Exception as error:  # whatever it is, the next frame may work
-            self._health.dropped("inference_error")
+            self._drop(work, "inference_error")
             sentence = f"A cloud is dropped, {type(error).__name__}: {error}"
             self._health.fault("inference_error", ERROR, sentence, now_s)
             self._logger.debug(traceback.format_exc())

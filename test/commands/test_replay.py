@@ -10,7 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from driveRT_ros.nodes.processes import node_environment, private_domain
+from driveRT_ros.commands.common import dropped_topic
+from driveRT_ros.nodes.process_env import node_environment, private_domain
 from test.support.bags import write_drive
 from test.support.demo_files import drivert
 
@@ -31,6 +32,11 @@ def test_a_bad_bag_is_one_sentence_and_exit_code_2(tmp_path: Path) -> None:
     assert done.returncode == 2
     assert "nowhere" in done.stdout + done.stderr
     assert "Traceback" not in done.stdout + done.stderr
+
+
+def test_a_lidar_node_that_answers_is_also_heard_about_the_clouds_it_drops() -> None:
+    assert dropped_topic("/front/output/detections") == "/front/debug/dropped_cloud"
+    assert dropped_topic("/answers") == ""
 
 
 @pytest.mark.parametrize("module", ["replay_node", "recorder_node", "offline_node"])

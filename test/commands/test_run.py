@@ -14,7 +14,7 @@ import pytest
 from driveRT_ros.io.bag import BagReader
 from driveRT_ros.io.decode_messages import decode_detections
 from driveRT_ros.io.messages import stamp_ns_of
-from driveRT_ros.nodes.processes import node_environment, private_domain
+from driveRT_ros.nodes.process_env import node_environment, private_domain
 from test.support.bags import PERIOD_NS, START_NS, messages, write_drive
 from test.support.demo_files import drivert, tiny_network
 
@@ -64,6 +64,7 @@ def test_clouds_without_answer_are_counted_and_the_exit_code_says_so(tmp_path: P
         "--set", "densification_params.world_frame_id=nowhere",
     )  # fmt: skip
     assert done.returncode == 1, done.stdout
+    assert "Processed 0 of 3 clouds of '/points'; dropped: 3 tf_missing." in done.stdout
     assert "3 clouds got no answer" in done.stdout
 
 

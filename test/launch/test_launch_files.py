@@ -10,10 +10,12 @@ from pathlib import Path
 
 import pytest
 
+from driveRT_ros.cli import build_parser
+from driveRT_ros.commands.common import DETECTIONS, dropped_topic
 from driveRT_ros.core.config import LidarConfig
 from driveRT_ros.nodes.params import yaml_text
-from driveRT_ros.nodes.playback import ReplayConfig
 from driveRT_ros.nodes.recording import RecorderConfig
+from driveRT_ros.nodes.replay_config import ReplayConfig
 
 REPO = Path(__file__).resolve().parents[2]
 LAUNCH_FILES = sorted((REPO / "launch").glob("*.launch.py"))
@@ -88,6 +90,22 @@ def test_included_arguments_are_those_of_the_included_file() -> None:
 def test_large_messages_get_a_transport_that_carries_them() -> None:
     assert '"FASTDDS_BUILTIN_TRANSPORTS"' in (REPO / "launch" / "lidar.launch.py").read_text()
     assert "lidar.launch.py" in (REPO / "launch" / "replay.launch.py").read_text()
+
+
+def test_without_a_bag_the_replay_plays_one_that_the_command_line_tool_simulates() -> None:
+    (keywords,) = calls(REPO / "launch" / "replay.launch.py", "ExecuteProcess")
+    option, module, *command = strings(keywords["cmd"])
+    assert (option, module) == ("-m", "driveRT_ros")
+    parsed = build_parser().parse_args([*command, "somewhere"])
+    assert (parsed.command, parsed.sim, parsed.out) == ("convert", True, "somewhere")
+    (after,) = calls(REPO / "launch" / "replay.launch.py", "OnProcessExit")
+    assert ast.unparse(after["on_exit"]) == "[replay_node(bag)]"
+
+
+def test_the_replay_listens_where_the_lidar_node_answers() -> None:
+    text = (REPO / "launch" / "replay.launch.py").read_text()
+    assert f'"lockstep_topic": "{DETECTIONS}"' in text
+    assert f'"lockstep_dropped_topic": "{dropped_topic(DETECTIONS)}"' in text
 
 
 @needs_launch

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from driveRT_ros.nodes.processes import private_domain
+from driveRT_ros.nodes.process_env import private_domain
 
 
 @pytest.fixture

@@ -20,16 +20,26 @@ class Gate:
     def __init__(self, **params: Any) -> None:
         self.forwarded: list[tuple[int, np.ndarray | None]] = []
         self.dropped: list[tuple[str, str]] = []
+        self.dropped_headers: list[Any] = []
+        self.mounts: list[np.ndarray | None] = []
         self.refused: list[str] = []
         self.jumps: list[Jump] = []
         actions = GateActions(
-            lambda msg, T, at_s: self.forwarded.append((msg.header.stamp.sec, T)),
-            lambda code, sentence: self.dropped.append((code, sentence)),
+            self.forward,
+            self.drop,
             self.refused.append,
             self.jumps.append,
         )
         self.gate = CloudGate(LidarConfig.from_dict(params), actions)
         self.static("base_link", "lidar")
+
+    def forward(self, msg: Any, T: Any, at_s: float, T_ego_lidar: Any) -> None:
+        self.forwarded.append((msg.header.stamp.sec, T))
+        self.mounts.append(T_ego_lidar)
+
+    def drop(self, header: Any, code: str, sentence: str) -> None:
+        self.dropped.append((code, sentence))
+        self.dropped_headers.append(header)
 
     def static(self, parent: str, child: str) -> None:
         self.gate.transforms(make_transform(0, 1.0, parent=parent, child=child), 0.0, static=True)
@@ -73,6 +83,7 @@ def test_cloud_is_dropped_after_the_time_limit_with_both_times_in_the_reason() -
     gate.gate.tick(1.52)
     [(code, sentence)] = gate.dropped
     assert code == "tf_future"
+    assert [header.stamp.sec for header in gate.dropped_headers] == [12]
     assert "12.000000 s" in sentence and "10.000000 s" in sentence and "0.520 s" in sentence
 
 
@@ -189,3 +200,14 @@ def test_unusable_transform_is_refused_by_name_and_the_next_one_works() -> None:
     gate.ego(10 * S)
     gate.cloud(10 * S)
     assert gate.stamps == [10]
+
+
+def test_mounting_of_the_sensor_is_told_where_it_is_known_and_never_waited_for() -> None:
+    gate = Gate(densification_params={"num_past_frames": 0})
+    gate.cloud(10 * S)
+    gate.gate.cloud(make_cloud(10 * S, count=1, frame_id="elsewhere"), 0.0)
+    assert gate.mounts[0] is not None and gate.mounts[0][0, 3] == 1.0
+    assert gate.mounts[1] is None
+    gate.gate.reconfigure(LidarConfig.from_dict({"bev.ego_frame_id": "chassis"}))
+    gate.cloud(11 * S)
+    assert gate.mounts[2] is None

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from std_msgs.msg import Header
 from vision_msgs.msg import Detection3DArray
 
 from driveRT_ros.io.bag import BagWriter
@@ -20,6 +21,7 @@ from test.support.node_process import started
 from test.support.ros_client import RosClient
 
 DETECTIONS = "/lidar_node/output/detections"
+DROPPED = "/lidar_node/debug/dropped_cloud"
 
 
 def stamps_of(found: list[Detection3DArray]) -> list[int]:
@@ -84,12 +86,17 @@ def test_a_cloud_without_transform_and_one_that_is_garbage_cost_only_themselves(
     params = {**SMALL, "bag_path": str(tmp_path / "bag"), "wait_for_subscriber_s": 20.0}
     with RosClient(domain_id) as client:
         client.subscribe(Detection3DArray, DETECTIONS)
+        client.subscribe(Header, DROPPED)
         with started("offline_node", tmp_path, domain_id, params=params) as node:
             assert node.wait(60.0) == 0, node.log()
             assert "Processed 2 of 4 clouds" in node.log()
             assert "1 malformed_message" in node.log() and "1 tf_past" in node.log()
         found = client.wait_count(DETECTIONS, 2)
+        lost = client.wait_count(DROPPED, 2)
     assert stamps_of(found) == [START_NS + i * PERIOD_NS for i in (1, 3)]
+    # Of the second one not even the header can be read.
+    assert [h.frame_id for h in lost] == ["LIDAR_TOP", ""]
+    assert lost[0].stamp.sec * 10**9 + lost[0].stamp.nanosec == START_NS
 
 
 @pytest.mark.nodes

@@ -13,9 +13,12 @@ import pytest
 from driveRT_ros.core.errors import ConfigError, InvalidFrame
 from driveRT_ros.io.encode import encode_transforms
 from driveRT_ros.io.typestore import message_type, serialize
-from driveRT_ros.nodes.playback import Lockstep, Pacer, Playback, ReplayConfig
+from driveRT_ros.nodes.lockstep import Lockstep
+from driveRT_ros.nodes.pacing import Pacer
+from driveRT_ros.nodes.playback import Playback
 from driveRT_ros.nodes.raw import canonical, header_stamp_ns
 from driveRT_ros.nodes.recording import ReorderBuffer, TopicFilter
+from driveRT_ros.nodes.replay_config import ReplayConfig
 
 MS = 1_000_000
 
@@ -58,6 +61,7 @@ class Sink:
         self.pending: queue.Queue[int] = queue.Queue()
         threading.Thread(target=self.answer_all, daemon=True).start()
         self.playback = Playback(config, self.publish, self.clock.append, self.warnings.append)
+        self.answer = self.playback.lockstep.answer
 
     def read(self, topics):
         return (m for m in self.messages if topics is None or m.topic in topics)
@@ -75,7 +79,7 @@ class Sink:
             stamp_ns = self.pending.get()
             time.sleep(self.answer_s)
             self.in_flight -= 1
-            self.playback.lockstep.answer(stamp_ns)
+            self.answer(stamp_ns)
 
     def run(self):
         return self.playback.run(self.read, stamp_of)
@@ -147,6 +151,34 @@ def test_an_answer_settles_what_was_sent_before_it_even_when_stamps_repeat():
     assert lockstep.wait(1, 0.05, cancelled) == 5  # the second 5 is still out
     lockstep.answer(9)  # nobody sent 9: all older ones are settled
     assert lockstep.wait(0, 0.05, cancelled) is None
+
+
+def test_a_dropped_cloud_is_settled_alone_however_early_the_consumer_says_so():
+    lockstep, cancelled = Lockstep(), threading.Event()
+    for stamp in (5, 6, 7):
+        lockstep.sent(stamp)
+    lockstep.drop(6)  # while 5 is still in work
+    lockstep.drop(99)  # sent by somebody else
+    assert lockstep.wait(2, 0.05, cancelled) is None
+    assert lockstep.wait(1, 0.05, cancelled) == 5
+    lockstep.answer(7)
+    assert lockstep.wait(0, 0.05, cancelled) is None
+    assert (lockstep.answered, lockstep.dropped) == (1, 2)
+
+
+def test_dropped_clouds_are_not_waited_for_and_counted():
+    config = ReplayConfig(cloud_topic="/points", rate=0.0, lockstep_topic="/out")
+    sink = Sink(bag(clouds=4), config)
+    note = sink.playback.lockstep
+    sink.answer = lambda stamp_ns: (
+        note.drop(stamp_ns) if stamp_ns % (100 * MS) else note.answer(stamp_ns)
+    )
+    sink.answer_s = 0.0
+    begin = time.monotonic()
+    report = sink.run()
+    assert time.monotonic() - begin < 5.0
+    assert (report.clouds, report.dropped, report.unanswered_stamps_ns) == (4, 2, [])
+    assert "2 clouds were dropped by the consumer" in report.sentence()
 
 
 def test_a_cloud_without_readable_stamp_is_played_and_not_waited_for():

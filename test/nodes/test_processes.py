@@ -11,13 +11,8 @@ from pathlib import Path
 
 import pytest
 
-from driveRT_ros.nodes.processes import (
-    ProcessFailed,
-    Supervisor,
-    node_command,
-    node_environment,
-    private_domain,
-)
+from driveRT_ros.nodes.process_env import node_command, node_environment, private_domain
+from driveRT_ros.nodes.processes import ProcessFailed, Supervisor
 
 DEAF = """
 import signal, time

@@ -6,15 +6,28 @@ import signal
 import time
 from pathlib import Path
 
+import numpy as np
 import pytest
 from rclpy.serialization import deserialize_message
 from rosgraph_msgs.msg import Clock
 from sensor_msgs.msg import PointCloud2
+from std_msgs.msg import Header
 from tf2_msgs.msg import TFMessage
 from vision_msgs.msg import Detection3DArray
 
 from driveRT_ros.io.bag import BagWriter
-from test.support.bags import PERIOD_NS, START_NS, messages, write_drive
+from driveRT_ros.io.encode import encode_pointcloud, encode_transforms
+from driveRT_ros.io.typestore import message_type
+from test.support.bags import (
+    CLOUD,
+    PERIOD_NS,
+    START_NS,
+    TF,
+    cloud_batch,
+    ego_pose,
+    messages,
+    write_drive,
+)
 from test.support.lidar_messages import SMALL
 from test.support.node_process import started
 from test.support.ros_client import RosClient, profile
@@ -87,6 +100,7 @@ def test_a_looping_bag_turns_the_clock_back_and_the_second_pass_gives_as_many_de
         "bag_path": str(bag),
         "loop": True,
         "passes": 2,
+        "rate": 0.3,  # a pass of a second: a busy machine may hear /clock that late
         "lockstep_topic": DETECTIONS,
         "lockstep_timeout_s": 20.0,
     }
@@ -141,6 +155,54 @@ def test_a_missing_answer_is_named_and_the_replay_goes_on(domain_id: int, tmp_pa
             assert f"the cloud stamped {START_NS} ns" in node.log()
             assert "2 clouds got no answer" in node.log()
         client.wait_count(CLOUDS, 2)
+
+
+def test_clouds_that_the_lidar_node_drops_do_not_hold_up_a_lockstep_replay(
+    domain_id: int, tmp_path: Path
+) -> None:
+    # Without a word about them, each would be waited for to the end of lockstep_timeout_s.
+    dropped, bad, strange = "/lidar_node/debug/dropped_cloud", 2, (1, 4)
+    with BagWriter(tmp_path / "bag") as writer:
+        mount = [(START_NS, "base_link", "LIDAR_TOP", np.eye(4))]
+        writer.write("/tf_static", TF, encode_transforms(mount, message_type), START_NS)
+        for i in range(6):
+            stamp_ns = START_NS + i * PERIOD_NS
+            moved = [(stamp_ns, "map", "base_link", ego_pose(i))]
+            writer.write("/tf", TF, encode_transforms(moved, message_type), stamp_ns)
+            frame_id = "no_such_frame" if i in strange else "LIDAR_TOP"
+            cloud = encode_pointcloud(cloud_batch(i, 300, frame_id), message_type)
+            if i == bad:
+                cloud.data = cloud.data[:-1]
+            writer.write(CLOUDS, CLOUD, cloud, stamp_ns + 1)
+    lidar = {**SMALL, "use_sim_time": True, "input.back_pressure": True}
+    replay = {
+        "bag_path": str(tmp_path / "bag"),
+        "lockstep_topic": DETECTIONS,
+        "lockstep_dropped_topic": dropped,
+    }
+    remap = ("-r", f"~/input/pointcloud:={CLOUDS}")
+    with (
+        RosClient(domain_id) as client,
+        started("lidar_node", tmp_path, domain_id, params=lidar, extra_args=remap) as node,
+    ):
+        client.subscribe(Detection3DArray, DETECTIONS)
+        client.subscribe(Header, dropped)
+        client.wait_matched()
+        with started("replay_node", tmp_path, domain_id, params=replay) as player:
+            player.wait_for_log("1 of 6")
+            begin = time.monotonic()
+            assert player.wait(30.0) == 0, player.log() + node.log()
+            assert time.monotonic() - begin < 15.0
+            assert "3 clouds were dropped by the consumer." in player.log()
+        found = [m.header for m in client.wait_count(DETECTIONS, 3)]
+        lost = client.wait_count(dropped, 3)
+    assert [stamp_index(h) for h in found] == [0, 3, 5]
+    assert [stamp_index(h) for h in lost] == [1, 2, 4]
+    assert [h.frame_id for h in lost] == ["no_such_frame", "LIDAR_TOP", "no_such_frame"]
+
+
+def stamp_index(header: Header) -> int:
+    return (header.stamp.sec * 10**9 + header.stamp.nanosec - START_NS) // PERIOD_NS
 
 
 def test_without_subscriber_a_lockstep_replay_ends_with_a_sentence(

@@ -2,23 +2,27 @@
 
 from __future__ import annotations
 
+import dataclasses
 import threading
 from collections.abc import Callable
 from types import SimpleNamespace
 from typing import Any
 
+import numpy as np
 import pytest
 
 from driveRT_ros.core.config import LidarConfig
 from driveRT_ros.core.frame import Detections, FrameReport
 from driveRT_ros.core.pipeline import LidarPipeline
+from driveRT_ros.io.encode import encode_pointcloud
 from driveRT_ros.nodes.diagnostics import statuses
 from driveRT_ros.nodes.handler import LidarHandler
 from driveRT_ros.nodes.health import ERROR, HOLD_S, WARN, Health
 from driveRT_ros.nodes.mailbox import Mailbox
+from driveRT_ros.nodes.raw import message_class
 from driveRT_ros.nodes.worker import Worker
 from test.support.lidar_messages import SECOND as S
-from test.support.lidar_messages import SMALL_STILL, make_cloud, make_garbage
+from test.support.lidar_messages import SMALL_STILL, make_batch, make_cloud, make_garbage
 
 CONFIG = LidarConfig.from_dict(SMALL_STILL)
 
@@ -26,12 +30,16 @@ CONFIG = LidarConfig.from_dict(SMALL_STILL)
 class FakeOutputs:
     def __init__(self) -> None:
         self.results: list[Any] = []
+        self.dropped_s: list[int] = []
 
     def wanted(self) -> frozenset[str]:
         return frozenset({"detections"})
 
     def publish(self, result: Any) -> None:
         self.results.append(result)
+
+    def publish_dropped(self, header: Any) -> None:
+        self.dropped_s.append(header.stamp.sec)
 
     def publish_debug(self, result: Any, health: Health) -> None:
         pass
@@ -87,6 +95,7 @@ def test_exception_in_inference_drops_that_frame_with_an_error_that_names_it(
         bench.run(*(make_cloud(i * S) for i in range(1, 4)))
         assert [r.cloud.stamp_ns for r in bench.outputs.results] == [1 * S, 3 * S]
         assert bench.health.state.dropped == {"inference_error": 1}
+        assert bench.outputs.dropped_s == [2]
         [fault] = bench.health.faults(0.0)
         assert (fault.level, type(error).__name__ in fault.sentence) == (ERROR, True)
         assert str(error) in fault.sentence
@@ -101,6 +110,7 @@ def test_bad_clouds_are_counted_by_reason_and_warned_about_once_in_a_while() -> 
         bench.run(*(make_garbage(i * S) for i in range(1, 6)), make_cloud(9 * S))
         assert len(bench.outputs.results) == 1
         assert sum(bench.health.state.dropped.values()) == 5
+        assert bench.outputs.dropped_s == [1, 2, 3, 4, 5]
         warnings = [text for level, text in bench.log if level == "warning"]
         assert len(warnings) == 1
         assert bench.health.faults(0.0)[0].level == WARN
@@ -152,6 +162,33 @@ def test_only_wanted_outputs_are_computed() -> None:
     assert (list(result.messages), result.found.bev) == (["detections"], None)
     result = handler.handle(cloud, None, {"occupancy_grid", "markers"})
     assert list(result.messages) == ["markers", "occupancy_grid"]
+
+
+def test_picture_has_the_nose_of_the_vehicle_up_where_the_mounting_is_known() -> None:
+    # Points ahead of a sensor that looks to the right of its vehicle; no boxes are drawn.
+    config = LidarConfig.from_dict({**SMALL_STILL, "post_process_params.score_thresholds": [1.0]})
+    handler = LidarHandler(config, LidarPipeline(config, device="cpu"))
+    batch = make_batch(S)
+    ahead = np.abs(batch.xyz) * np.float32([0.2, 0.1, 0.0]) + np.float32([10, 0, -1])
+    cloud = encode_pointcloud(dataclasses.replace(batch, xyz=ahead), message_class)
+    empty = make_cloud(S, count=0)
+    T_ego_lidar = np.eye(4)
+    T_ego_lidar[:2, :2] = [[0, 1], [-1, 0]]  # +x of the sensor is -y of the vehicle
+
+    def drawn_at(T: np.ndarray | None) -> tuple[float, float]:
+        with_points, without = (
+            np.asarray(image.data, int).reshape(image.height, image.width, 3)
+            for msg in (cloud, empty)
+            for image in [handler.handle(msg, None, {"bev_image"}, T).messages["bev_image"]]
+        )
+        drawn = np.abs(with_points - without).max(axis=2) > 60
+        row, col = np.argwhere(drawn).mean(axis=0) / drawn.shape
+        return row, col
+
+    row, col = drawn_at(None)
+    assert row < 0.3 and 0.3 < col < 0.7  # without the mounting, +x of the sensor is up
+    row, col = drawn_at(T_ego_lidar)
+    assert col > 0.7 and 0.3 < row < 0.7
 
 
 def test_another_configuration_takes_effect_with_the_next_frame() -> None:

@@ -9,7 +9,7 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 
-from driveRT_ros.nodes.processes import node_command, node_environment
+from driveRT_ros.nodes.process_env import node_command, node_environment
 
 
 class NodeUnderTest:

@@ -1,0 +1,80 @@
+"""A running LiDAR node with a client that feeds it, and what tests ask of both."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from diagnostic_msgs.msg import DiagnosticStatus
+from rcl_interfaces.msg import Parameter, ParameterType, ParameterValue
+from rcl_interfaces.srv import SetParameters
+from sensor_msgs.msg import PointCloud2
+from vision_msgs.msg import Detection3DArray
+
+from test.support.lidar_messages import SECOND as S
+from test.support.node_process import NodeUnderTest
+from test.support.ros_client import RosClient
+
+CLOUDS, DETECTIONS = "/lidar_node/input/pointcloud", "/lidar_node/output/detections"
+DEBUG = "/lidar_node/debug"
+
+
+def latest(client: RosClient) -> dict[str, DiagnosticStatus]:
+    """Return the newest diagnostics by the short name of the status."""
+    client.received["/diagnostics"].clear()
+    client.wait_count("/diagnostics", 1)
+    return {s.name.split(": ")[1]: s for s in client.received["/diagnostics"][-1].status}
+
+
+def values(status: DiagnosticStatus) -> dict[str, str]:
+    return {pair.key: pair.value for pair in status.values}
+
+
+def wait_for_status(client: RosClient, text: str, timeout_s: float = 10.0) -> DiagnosticStatus:
+    """Wait for a diagnostics status whose message contains ``text``."""
+
+    def find(got: dict[str, list[Any]]) -> DiagnosticStatus | None:
+        statuses = (s for msg in got["/diagnostics"] for s in msg.status)
+        return next((s for s in statuses if text in s.message), None)
+
+    found = client.wait(find, timeout_s)
+    assert found is not None, f"no {text!r} in the diagnostics within {timeout_s} s"
+    return found
+
+
+class Live:
+    """A node without past sweeps, and a client that feeds it stamps that always grow."""
+
+    def __init__(self, node: NodeUnderTest, client: RosClient) -> None:
+        self.node, self.client = node, client
+        self._stamp_ns = 1_700_000_000 * S
+
+    def next_stamp_ns(self) -> int:
+        self._stamp_ns += S // 20
+        return self._stamp_ns
+
+    def send(self, cloud: Any) -> None:
+        self.client.publisher(PointCloud2, CLOUDS).publish(cloud)
+
+    def ask(self, cloud: Any, timeout_s: float = 10.0) -> Detection3DArray:
+        """Send a cloud and return the detections with its stamp."""
+        self.send(cloud)
+        stamp = cloud.header.stamp
+
+        def answer(got: dict[str, list[Any]]) -> Detection3DArray | None:
+            return next((m for m in got[DETECTIONS] if m.header.stamp == stamp), None)
+
+        found = self.client.wait(answer, timeout_s)
+        assert found is not None, f"no detections for {stamp}:\n{self.node.log()}"
+        return found
+
+
+def set_parameter(client: RosClient, name: str, **value: Any) -> Any:
+    kind = {
+        "double_value": ParameterType.PARAMETER_DOUBLE,
+        "integer_value": ParameterType.PARAMETER_INTEGER,
+        "double_array_value": ParameterType.PARAMETER_DOUBLE_ARRAY,
+        "string_value": ParameterType.PARAMETER_STRING,
+    }[next(iter(value))]
+    parameter = Parameter(name=name, value=ParameterValue(type=kind, **value))
+    request = SetParameters.Request(parameters=[parameter])
+    return client.call(SetParameters, "/lidar_node/set_parameters", request).results[0]
