@@ -23,6 +23,8 @@ SMALL = {
 
 
 def run(command: str, folder: Path, env: dict[str, str]) -> subprocess.CompletedProcess[str]:
+    # What an outer `make test VARIABLE=...` was told must not reach the inner one.
+    env = {name: value for name, value in env.items() if name not in ("MAKEFLAGS", "MFLAGS")}
     return subprocess.run(
         ["bash", "-euo", "pipefail", "-c", command],
         cwd=folder, env=env, text=True, capture_output=True, timeout=600, check=False,
