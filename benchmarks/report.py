@@ -94,7 +94,8 @@ def _whole_cell(frame: Table, candidate: str) -> str:
     if found is None:
         return ""
     if "absent" in found:
-        return f"absent: {found['absent']}"
+        # What follows in brackets is the peer's own log; the result file keeps it.
+        return f"absent: {found['absent'].split(' (')[0]}"
     device, ours = device_us(found), frame["candidates"][OURS]
     text = f"{device:,.0f}" if math.isfinite(device) else "no kernel times"
     if candidate != OURS and "absent" not in ours and math.isfinite(device):
