@@ -7,6 +7,9 @@ from dataclasses import dataclass
 from driveRT_ros.core.errors import ConfigError
 from driveRT_ros.core.schema import Config, group, param
 
+FARTHEST_M = 8192.0
+"""Coordinates beyond are spaced 1 mm or more in float32: too coarse for voxels."""
+
 
 @dataclass(frozen=True)
 class VoxelizationConfig(Config):
@@ -59,6 +62,12 @@ class VoxelizationConfig(Config):
                 raise ConfigError(
                     f"Parameter 'point_cloud_range' must have minimum < maximum on {axis}, "
                     f"got {low} and {high}."
+                )
+            if max(-low, high) > FARTHEST_M:
+                raise ConfigError(
+                    f"Parameter 'point_cloud_range' reaches {max(-low, high):g} m on {axis}; "
+                    f"beyond {FARTHEST_M:g} m float32 moves points into other voxels. It is a range in "
+                    "the LiDAR frame, not in the map."
                 )
         if min(self.grid_xyz) < 1:
             raise ConfigError(
@@ -154,6 +163,15 @@ class PostProcessConfig(Config):
         unit="m",
         lengths=(6,),
     )
+
+    def check(self) -> None:
+        """Refuse a range that no centre can lie in."""
+        for axis, low, high in zip("xyz", self.center_range[:3], self.center_range[3:]):
+            if low > high:
+                raise ConfigError(
+                    f"Parameter 'center_range' must have minimum <= maximum on {axis}, "
+                    f"got {low} and {high}."
+                )
 
 
 @dataclass(frozen=True)

@@ -89,6 +89,8 @@ class Config:
         Raises:
             ConfigError: On an unknown key, a wrong type or length, or a value out of range.
         """
+        if not isinstance(values, Mapping):
+            raise ConfigError(f"Parameters must be a mapping of names to values, got {values!r}.")
         values = _nested(values)
         fields = {f.name: f for f in dataclasses.fields(cls)}
         kwargs: dict[str, Any] = {}

@@ -141,6 +141,14 @@ def gather_gemm_scatter(
 def _convolve(
     x: SparseTensor, weight: torch.Tensor, bias: torch.Tensor | None, coord_map: CoordMap
 ) -> SparseTensor:
+    if tuple(x.spatial_shape_zyx) != coord_map.in_shape_zyx or not torch.equal(
+        x.coords_bzyx, coord_map.in_coords_bzyx
+    ):
+        raise ConfigError(
+            f"'coord_map' was made for {coord_map.num_in} other rows on a grid of "
+            f"{coord_map.in_shape_zyx} cells; the input has {len(x)} rows on "
+            f"{tuple(x.spatial_shape_zyx)}. An inverse convolution takes 'inverse_map' of the map."
+        )
     return SparseTensor(
         gather_gemm_scatter(x.features, weight, coord_map, bias=bias),
         coord_map.out_coords_bzyx,

@@ -180,8 +180,11 @@ def _state_dict(path: Path) -> Mapping[str, torch.Tensor]:
             f"'{path}' holds more than tensors, so opening it could run code from it: {first} "
             "Load it where it was made and save only its 'model_state'."
         ) from None
-    except (OSError, RuntimeError, EOFError, ValueError) as error:
-        raise CheckpointError(f"'{path}' cannot be read as a checkpoint: {error}.") from None
+    except Exception as error:  # bytes that are no pickle make the unpickler raise any kind
+        kind = type(error).__name__
+        raise CheckpointError(
+            f"'{path}' cannot be read as a checkpoint: {kind}: {error}."
+        ) from None
     state = content.get("model_state") if isinstance(content, Mapping) else None
     if not isinstance(state, Mapping):
         found = _listed(map(str, content)) if isinstance(content, Mapping) else type(content)

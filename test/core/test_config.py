@@ -70,6 +70,15 @@ def test_ints_are_taken_where_floats_are_meant():
             "must be finite, got nan",
         ),
         ({"voxelization": 3}, "group 'voxelization' must be a mapping, got 3"),
+        (
+            {"voxelization": {"point_cloud_range": [206e3, 0, -5, 206.1e3, 54, 3]}},
+            "reaches 206100 m on x",
+        ),
+        (
+            {"post_process_params": {"center_range": [1, 0, 0, -1, 1, 1]}},
+            "'post_process_params.center_range' must have minimum <= maximum on x",
+        ),
+        ([1], r"must be a mapping of names to values, got \[1\]"),
         ({"device": 3}, "'device' must be of type str, got 3"),
         ({"autostart": 1}, "'autostart' must be of type bool, got 1"),
         ({"seed": True}, "'seed' must be of type int, got True"),

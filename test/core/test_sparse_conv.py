@@ -315,10 +315,25 @@ def test_what_does_not_belong_together_is_refused_with_both_shapes():
     ):
         with pytest.raises(ConfigError, match=f"needs '{name}' of shape"):
             subm_conv3d(*arguments)
-    with pytest.raises(ConfigError, match="needs 'features' of shape"):
+    with pytest.raises(ConfigError, match="'coord_map' was made for 5 other rows"):
         subm_conv3d(x, weight, bias, coord_map=other)
+    with pytest.raises(ConfigError, match="needs 'features' of shape"):
+        gather_gemm_scatter(x.features, weight, other, bias=bias)
     with pytest.raises(InvalidFrame, match="one row per coordinate"):
         SparseTensor(x.features[:3], x.coords_bzyx, SHAPE)
+
+
+def test_a_map_of_as_many_other_cells_is_refused_not_used():
+    x = sparse()
+    weight, bias = weights((3, 3, 3), 6, 4)
+    other = submanifold_map(x.coords_bzyx.flip(0), SHAPE)
+    with pytest.raises(ConfigError, match="'coord_map' was made for"):
+        subm_conv3d(x, weight, bias, coord_map=other)
+    forward = strided_map(x.coords_bzyx, SHAPE, 3, 2, 1)
+    y = sparse_conv3d(x, weight, bias, coord_map=forward)
+    with pytest.raises(ConfigError, match="takes 'inverse_map' of the map"):
+        inverse_conv3d(y, weights((3, 3, 3), 4, 6)[0], coord_map=forward)
+    assert inverse_conv3d(y, weights((3, 3, 3), 4, 6)[0], coord_map=inverse_map(forward))
 
 
 # --- repeatability ----------------------------------------------------------------------------

@@ -165,6 +165,8 @@ def test_a_pickle_that_could_run_code_is_refused(tmp_path):
 def test_files_that_are_no_checkpoint_are_refused(tmp_path):
     empty = tmp_path / "empty.pth"
     empty.write_bytes(b"")
+    words = tmp_path / "words.pth"
+    words.write_bytes(b"hello")
     text = tmp_path / "text.pth"
     text.write_text("not a checkpoint")
     other = tmp_path / "other.pth"
@@ -173,6 +175,7 @@ def test_files_that_are_no_checkpoint_are_refused(tmp_path):
     torch.save({"model_state": {"a": 3}}, nested)
     for path, part in [
         (tmp_path / "absent.pth", "cannot be read"),
+        (words, "cannot be read"),
         (empty, "cannot be read"),
         (text, "text.pth"),
         (other, "no entry 'model_state'; it holds 'state_dict'"),
