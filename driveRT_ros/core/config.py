@@ -66,8 +66,8 @@ class VoxelizationConfig(Config):
             if max(-low, high) > FARTHEST_M:
                 raise ConfigError(
                     f"Parameter 'point_cloud_range' reaches {max(-low, high):g} m on {axis}; "
-                    f"beyond {FARTHEST_M:g} m float32 moves points into other voxels. It is a range in "
-                    "the LiDAR frame, not in the map."
+                    f"beyond {FARTHEST_M:g} m float32 moves points into other voxels. It is a "
+                    "range in the LiDAR frame, not in the map."
                 )
         if min(self.grid_xyz) < 1:
             raise ConfigError(
