@@ -43,10 +43,9 @@ extern "C" __global__ void mark_points(const Level* levels, const VoxelGrid* vox
                                        const int* n_points, int2* point_cell, int* dropped) {
     const Level level = levels[0];
     const VoxelGrid grid = *voxel_grid;
-    const int n = *n_points, padded = (n + 31) & ~31;
+    const int n = *n_points;
     int non_finite = 0, outside = 0;
-    for (int i = blockIdx.x * blockDim.x + threadIdx.x; i < padded; i += gridDim.x * blockDim.x) {
-        if (i >= n) break;
+    for (int i = blockIdx.x * blockDim.x + threadIdx.x; i < n; i += gridDim.x * blockDim.x) {
         const float* p = points + static_cast<long long>(i) * grid.point_stride;
         bool finite = true;
         for (int f = 0; f < grid.features; ++f) finite = finite && isfinite(p[f]);
