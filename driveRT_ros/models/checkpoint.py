@@ -7,13 +7,10 @@ means the checkpoint belongs to another network.
 
 from __future__ import annotations
 
-import hashlib
 import json
-import pickle
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 
-import safetensors
 import safetensors.torch
 import torch
 
@@ -21,6 +18,13 @@ from driveRT_ros.core.config import LidarConfig, ModelConfig
 from driveRT_ros.core.errors import CheckpointError, ConfigError
 from driveRT_ros.models.graph import LayerSpec, build_graph
 from driveRT_ros.models.layouts import LAYOUTS, detect_layout, stored_shape, to_taps
+from driveRT_ros.models.strict import (
+    check_tensor,
+    compare_keys,
+    file_sha256,
+    read_pickle,
+    read_safetensors,
+)
 from driveRT_ros.models.weights import VoxelNeXtWeights, fold_batch_norm
 
 FORMAT = "driveRT_ros.voxelnext"
@@ -29,7 +33,6 @@ FORMAT_VERSION = "1"
 _BATCH_NORM = ("weight", "bias", "running_mean", "running_var")
 _COUNTER = "num_batches_tracked"
 _IGNORED = frozenset({"global_step"})
-_LISTED = 8  # keys named in a message before it says how many more there are
 
 
 def load_weights(
@@ -79,14 +82,14 @@ def load_openpcdet(
             f"Layout '{layout}' is unknown; use 'auto' or one of {', '.join(LAYOUTS)}."
         )
     path, model = Path(path), _model(config)
-    state = _state_dict(path)
+    state, _ = read_pickle(path, "model_state")
     layers = build_graph(model).layers
     _check_keys(path, layers, state)
     if layout == "auto":
         shapes = {x.name: tuple(state[f"{x.conv_key}.weight"].shape) for x in layers}
         layout = detect_layout(layers, shapes)
     tensors: dict[str, torch.Tensor] = {}
-    mapping = [f"{path.name}: layout {layout}, {len(state)} keys, SHA-256 {_file_hash(path)}"]
+    mapping = [f"{path.name}: layout {layout}, {len(state)} keys, SHA-256 {file_sha256(path)}"]
     for layer in layers:
         weight, bias = _import_layer(layer, state, layout)
         tensors[f"{layer.name}.weight"], tensors[f"{layer.name}.bias"] = weight, bias
@@ -130,18 +133,7 @@ def save_weights(
 
 
 def _load_safetensors(path: Path, model: ModelConfig) -> VoxelNeXtWeights:
-    try:
-        with safetensors.safe_open(str(path), framework="pt") as file:
-            header = file.metadata() or {}
-            tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
-    except (OSError, safetensors.SafetensorError) as error:
-        raise CheckpointError(f"'{path}' cannot be read as safetensors: {error}.") from None
-    kind = (header.get("format"), header.get("version"))
-    if kind != (FORMAT, FORMAT_VERSION):
-        raise CheckpointError(
-            f"'{path}' has format and version {kind}, expected {(FORMAT, FORMAT_VERSION)}; write "
-            "it with save_weights."
-        )
+    header, tensors = read_safetensors(path, FORMAT, FORMAT_VERSION)
     try:
         stored = ModelConfig.from_dict(json.loads(header["model"]))
         trained = bool(json.loads(header["trained"]))
@@ -161,38 +153,14 @@ def _load_safetensors(path: Path, model: ModelConfig) -> VoxelNeXtWeights:
             ("bias", (layer.out_channels,)),
         )
     }
-    _compare_keys(path, set(expected), set(tensors))
+    compare_keys(path, set(expected), set(tensors))
     for name, shape in expected.items():
-        _check_tensor(name, tensors[name], shape)
+        check_tensor(name, tensors[name], shape)
     return VoxelNeXtWeights(config=model, tensors=tensors, trained=trained, source=str(path))
 
 
 def _model(config: LidarConfig | ModelConfig) -> ModelConfig:
     return config.model if isinstance(config, LidarConfig) else config
-
-
-def _state_dict(path: Path) -> Mapping[str, torch.Tensor]:
-    try:
-        content = torch.load(path, map_location="cpu", weights_only=True)
-    except pickle.UnpicklingError as error:
-        first = str(error).splitlines()[0]
-        raise CheckpointError(
-            f"'{path}' holds more than tensors, so opening it could run code from it: {first} "
-            "Load it where it was made and save only its 'model_state'."
-        ) from None
-    except Exception as error:  # bytes that are no pickle make the unpickler raise any kind
-        kind = type(error).__name__
-        raise CheckpointError(
-            f"'{path}' cannot be read as a checkpoint: {kind}: {error}."
-        ) from None
-    state = content.get("model_state") if isinstance(content, Mapping) else None
-    if not isinstance(state, Mapping):
-        found = _listed(map(str, content)) if isinstance(content, Mapping) else type(content)
-        raise CheckpointError(f"'{path}' has no entry 'model_state'; it holds {found}.")
-    for key, value in state.items():
-        if not isinstance(value, torch.Tensor):
-            raise CheckpointError(f"'{key}' in '{path}' is {type(value).__name__}, not a tensor.")
-    return state
 
 
 def _expected_keys(layer: LayerSpec) -> list[str]:
@@ -208,27 +176,7 @@ def _check_keys(
     path: Path, layers: tuple[LayerSpec, ...], state: Mapping[str, torch.Tensor]
 ) -> None:
     expected = {key for layer in layers for key in _expected_keys(layer)}
-    _compare_keys(path, expected, set(state) - _IGNORED)
-
-
-def _compare_keys(path: Path, expected: set[str], found: set[str]) -> None:
-    missing, extra = sorted(expected - found), sorted(found - expected)
-    if not missing and not extra:
-        return
-    parts = []
-    if missing:
-        parts.append(f"misses {len(missing)} of {len(expected)} keys: {_listed(missing)}")
-    if extra:
-        parts.append(f"has {len(extra)} keys that nothing expects: {_listed(extra)}")
-    raise CheckpointError(
-        f"'{path}' {', and '.join(parts)}. Check that parameter group 'model' describes it."
-    )
-
-
-def _listed(keys: Iterable[str]) -> str:
-    names = list(keys)
-    more = f" and {len(names) - _LISTED} more" if len(names) > _LISTED else ""
-    return ", ".join(f"'{name}'" for name in names[:_LISTED]) + more
+    compare_keys(path, expected, set(state) - _IGNORED)
 
 
 def _import_layer(
@@ -236,37 +184,19 @@ def _import_layer(
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Return the folded float64 weight (taps, in, out) and bias (out,) of one layer."""
     key = f"{layer.conv_key}.weight"
-    _check_tensor(key, state[key], stored_shape(layer, layout), f" ({layout})")
+    check_tensor(key, state[key], stored_shape(layer, layout), f" ({layout})")
     weight = to_taps(state[key].double(), layer, layout).contiguous()
     vector = (layer.out_channels,)
     bias = None
     if layer.bias:
         bias = state[f"{layer.conv_key}.bias"]
-        _check_tensor(f"{layer.conv_key}.bias", bias, vector)
+        check_tensor(f"{layer.conv_key}.bias", bias, vector)
     if layer.bn_eps is None:
         plain = weight.new_zeros(vector) if bias is None else bias.double()
         return weight, plain
     for part in _BATCH_NORM:
-        _check_tensor(f"{layer.bn_key}.{part}", state[f"{layer.bn_key}.{part}"], vector)
+        check_tensor(f"{layer.bn_key}.{part}", state[f"{layer.bn_key}.{part}"], vector)
     scale, shift, mean, variance = (state[f"{layer.bn_key}.{part}"] for part in _BATCH_NORM)
     if bool((variance < 0).any()):
         raise CheckpointError(f"'{layer.bn_key}.running_var' holds negative values.")
     return fold_batch_norm(weight, bias, scale, shift, mean, variance, layer.bn_eps)
-
-
-def _check_tensor(
-    name: str, tensor: torch.Tensor, shape: tuple[int, ...], remark: str = ""
-) -> None:
-    if tuple(tensor.shape) != shape:
-        raise CheckpointError(
-            f"'{name}' has shape {tuple(tensor.shape)}, expected {shape}{remark}."
-        )
-    if not tensor.is_floating_point():
-        raise CheckpointError(f"'{name}' is {tensor.dtype}, expected floating point.")
-    bad = int((~torch.isfinite(tensor)).sum())
-    if bad:
-        raise CheckpointError(f"'{name}' holds {bad} values that are NaN or infinite.")
-
-
-def _file_hash(path: Path) -> str:
-    return hashlib.sha256(path.read_bytes()).hexdigest()

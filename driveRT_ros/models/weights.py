@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property
@@ -10,6 +9,7 @@ from functools import cached_property
 import torch
 
 from driveRT_ros.core.config import ModelConfig
+from driveRT_ros.models.strict import tensors_sha256
 
 
 @dataclass(frozen=True, eq=False)
@@ -34,12 +34,7 @@ class VoxelNeXtWeights:
     @cached_property
     def sha256(self) -> str:
         """Hash of names, shapes and values rounded to float32: equal in every file format."""
-        digest = hashlib.sha256()
-        for name in sorted(self.tensors):
-            tensor = self.tensors[name].detach().cpu().float().contiguous()
-            digest.update(f"{name}{tuple(tensor.shape)}".encode())
-            digest.update(tensor.numpy().astype("<f4", copy=False).tobytes())
-        return digest.hexdigest()
+        return tensors_sha256(self.tensors)
 
     def to(self, device: torch.device | str, dtype: torch.dtype) -> dict[str, torch.Tensor]:
         """Return the tensors on one device, rounded once to one dtype."""
