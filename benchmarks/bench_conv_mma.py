@@ -223,7 +223,11 @@ class Run:
             "relu": int(not self.partial), "x_scale": 1.0, "out_scale": 1 / scale,
         }  # fmt: skip
         self.launches = [
-            kernel.bind(grid, tactic.threads, struct_value(*PARAMETERS, {**fields, "ticket": t}))
+            kernel.bind(
+                grid,
+                tactic.threads(layer.c_out),
+                struct_value(*PARAMETERS, {**fields, "ticket": t}),
+            )
             for t in self.tickets.split(1)
         ]
         self.finish = self._finish(domain, maps) if self.partial else None

@@ -262,7 +262,7 @@ class Ours:
         if not self._graphs:
             maps = self.backbone.maps
 
-            clear, reset = maps.arena.clear, self.backbone._tickets.zero_
+            clear, reset = maps.arena.clear, self.backbone.reset_tickets
             work = {
                 "frame": self.backbone.run,
                 MAPS: in_turn(clear, *maps.map_launches),

@@ -9,70 +9,26 @@ from pathlib import Path
 from typing import Any
 
 from driveRT_ros.core.errors import ConfigError, PlanMismatch
+from driveRT_ros.core.sparse_conv_mma import MmaTactic
+from driveRT_ros.core.tactics import ConvTactic, Tactic
 
-PLAN_VERSION = 1
+PLAN_VERSION = 2
 """Raised whenever a tactic would mean another order of additions, so that old Plans are refused."""
 
+ARITHMETIC = {
+    "fp32": ("FFMA", "F64"),
+    "fp32x3": ("FFMA", "F64", "F16X3"),
+    "tf32": ("FFMA", "F64", "F16X3", "TF32"),
+    "fp16": ("F16",),
+}
+"""What the tactics of a Plan may compute with, by its precision.
 
-@dataclasses.dataclass(frozen=True)
-class Tactic:
-    """One variant of the exact FP32 implicit GEMM (``kernels/sparse_conv.cu``).
+Features between layers are float16 in ``fp16`` and float32 in the others; sums of tap groups and
+the rows of the result are float32 in all.
+"""
+PRECISIONS = tuple(ARITHMETIC)
 
-    Args:
-        groups: Groups the taps are divided into: 3 planes or 9 lines of a 3x3x3 kernel, 1 plane or
-            3 lines of a 3x3 one.
-        tile_rows: Output rows of a tile.
-        slab: Input channels staged at once.
-        thread_rows: Rows of a tile that one thread multiplies.
-        thread_channels: Output channels that one thread multiplies.
-        stages: Slabs in flight.
-        min_blocks: Blocks that must fit a multiprocessor: the register limit.
-    """
-
-    groups: int
-    tile_rows: int
-    slab: int
-    thread_rows: int
-    thread_channels: int
-    stages: int
-    min_blocks: int
-
-    def threads(self, c_out: int) -> int:
-        """Threads of a block."""
-        return (c_out // self.thread_channels) * (self.tile_rows // self.thread_rows)
-
-    def shared_bytes(self, c_out: int) -> int:
-        """Dynamic shared memory of a block."""
-        return 4 * self.stages * (self.tile_rows * (self.slab + 4) + self.slab * c_out)
-
-    def supports(self, c_in: int, c_out: int, taps: int) -> str:
-        """Return why this variant cannot run a layer, or an empty string where it can."""
-        threads = self.threads(c_out) if self.thread_channels and self.thread_rows else 0
-        per_thread = {
-            "tile_rows": self.tile_rows in (32, 64, 128) and self.tile_rows % self.thread_rows == 0,
-            "thread_channels": self.thread_channels % 4 == 0 and c_out % self.thread_channels == 0,
-            "slab": self.slab % 4 == 0 and c_in % self.slab == 0,
-            "groups": (taps, self.groups) in ((27, 3), (27, 9), (9, 1), (9, 3)),
-            "stages": self.stages >= 2,
-            "threads": 0 < threads <= 1024 and threads % 32 == 0,
-        }
-        bad = [name for name, good in per_thread.items() if not good]
-        if not bad:
-            copies = (self.tile_rows * self.slab // 4, self.slab * c_out // 4)
-            bad = ["copies"] if any(c % threads for c in copies) else []
-        return f"{', '.join(bad)} of {self} do not fit {taps} taps {c_in} -> {c_out}" if bad else ""
-
-    @property
-    def defines(self) -> dict[str, int]:
-        """Compile-time constants of the kernel, but for the channels."""
-        return {
-            "TM": self.tile_rows,
-            "KC": self.slab,
-            "RPT": self.thread_rows,
-            "CPT": self.thread_channels,
-            "STAGES": self.stages,
-            "MIN_BLOCKS": self.min_blocks,
-        }
+_KINDS = {"cuda_cores": Tactic, "tensor_cores": MmaTactic}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -82,18 +38,23 @@ class Plan:
     Same Plan, same input, same bytes: a tactic fixes the order of every addition.
 
     Args:
+        precision: One of ``PRECISIONS``.
         tactics: Tactic by domain (``subm3``, ``spconv4``, ``spconv_out`` ...).
         gpu: Name of the GPU it was measured on; empty for a default.
         weights_sha256: Weights it was measured with; empty where it does not depend on them.
+        measured: What a tuner measured, in plain JSON values.
     """
 
-    tactics: Mapping[str, Tactic]
+    precision: str
+    tactics: Mapping[str, ConvTactic]
     gpu: str = ""
     weights_sha256: str = ""
+    measured: Mapping[str, Any] = dataclasses.field(default_factory=dict)
 
     def to_json(self) -> str:
         """Return the Plan as JSON text."""
-        return json.dumps({"version": PLAN_VERSION, **dataclasses.asdict(self)}, indent=1)
+        tactics = {name: {"kind": t.kind, **vars(t)} for name, t in self.tactics.items()}
+        return json.dumps({"version": PLAN_VERSION, **vars(self), "tactics": tactics}, indent=1)
 
     @staticmethod
     def from_json(text: str) -> Plan:
@@ -106,14 +67,16 @@ class Plan:
         try:
             values: dict[str, Any] = json.loads(text)
             version = values.pop("version")
-            tactics = {name: Tactic(**t) for name, t in values.pop("tactics").items()}
+            if version != PLAN_VERSION:
+                raise PlanMismatch(
+                    f"The Plan has version {version}, these kernels need {PLAN_VERSION}; tune "
+                    "again."
+                )
+            tactics = {name: _tactic(**t) for name, t in values.pop("tactics").items()}
             plan = Plan(tactics=tactics, **values)
         except (ValueError, KeyError, TypeError, AttributeError) as error:
             raise ConfigError(f"This is no Plan: {error}.") from None
-        if version != PLAN_VERSION:
-            raise PlanMismatch(
-                f"The Plan has version {version}, these kernels need {PLAN_VERSION}; tune again."
-            )
+        check_precision(plan.precision)
         return plan
 
     @staticmethod
@@ -121,46 +84,204 @@ class Plan:
         """Read a Plan from a file; see :meth:`from_json`."""
         try:
             return Plan.from_json(Path(path).read_text(encoding="utf-8"))
-        except OSError as error:
+        except (OSError, UnicodeDecodeError) as error:
             raise ConfigError(f"Plan '{path}' cannot be read: {error}.") from None
 
-    def check_gpu(self, gpu: str) -> None:
-        """Raise PlanMismatch where the Plan was measured on another GPU."""
+    def save(self, path: str | Path) -> None:
+        """Write the Plan to a file."""
+        Path(path).write_text(self.to_json() + "\n", encoding="utf-8")
+
+    @staticmethod
+    def for_device(
+        path: str | Path,
+        channels: tuple[int, ...],
+        precision: str,
+        gpu: str,
+        capability: tuple[int, int],
+        weights_sha256: str = "",
+    ) -> tuple[Plan, str]:
+        """Return the Plan of a file, or the default where that is stale, and why.
+
+        Args:
+            path: The file; empty for the default.
+            channels: Channels of the six backbone levels.
+            precision: One of ``PRECISIONS``.
+            gpu: Name of the GPU at hand.
+            capability: Its CUDA compute capability.
+            weights_sha256: The weights at hand; empty where unknown.
+
+        Returns:
+            A Plan that runs, and a sentence on what kept the file from being used, or "".
+
+        Raises:
+            ConfigError: If there is no such precision, or no Plan at all for these channels.
+        """
+        default = default_plan(channels, capability, precision)
+        if not path:
+            return default, ""
+        try:
+            plan = Plan.load(path)
+            plan.check_device(gpu, weights_sha256)
+            if plan.precision != precision:
+                raise PlanMismatch(
+                    f"The Plan is for precision '{plan.precision}', '{precision}' is asked for."
+                )
+            plan.check_layers(channels, capability)
+        except (ConfigError, PlanMismatch) as error:
+            return default, f"Plan '{path}' is not used, the default runs instead: {error}"
+        return plan, ""
+
+    def check_device(self, gpu: str, weights_sha256: str = "") -> None:
+        """Raise PlanMismatch where the Plan was measured on another GPU or with other weights."""
         if self.gpu and self.gpu != gpu:
             raise PlanMismatch(
                 f"The Plan was tuned on '{self.gpu}', this is '{gpu}'; tune again or use the "
                 "default Plan."
             )
+        if self.weights_sha256 and weights_sha256 and self.weights_sha256 != weights_sha256:
+            raise PlanMismatch(
+                f"The Plan was tuned with weights {self.weights_sha256[:12]}, these are "
+                f"{weights_sha256[:12]}; tune again or use the default Plan."
+            )
+
+    def check_layers(self, channels: tuple[int, ...], capability: tuple[int, int]) -> None:
+        """Raise ConfigError where a domain has no tactic, or one that cannot or may not run it."""
+        check_precision(self.precision)
+        for domain, (c_in, c_out, taps) in domain_layers(channels).items():
+            tactic = self.tactics.get(domain)
+            if tactic is None:
+                raise ConfigError(f"The Plan has no tactic for domain '{domain}'; tune again.")
+            if tactic.arithmetic not in ARITHMETIC[self.precision]:
+                raise ConfigError(
+                    f"The Plan computes domain '{domain}' in {tactic.arithmetic}; precision "
+                    f"'{self.precision}' allows {', '.join(ARITHMETIC[self.precision])}."
+                )
+            fault = tactic.supports(c_in, c_out, taps, capability)
+            if fault:
+                raise ConfigError(f"The Plan cannot run domain '{domain}': {fault}.")
 
 
-def default_plan(channels: tuple[int, ...], capability: tuple[int, int]) -> Plan:
-    """Return the Plan that runs without a search.
+def check_precision(precision: str) -> None:
+    """Raise ConfigError unless there is such a precision."""
+    if precision not in PRECISIONS:
+        raise ConfigError(f"Precision must be one of {', '.join(PRECISIONS)}, got '{precision}'.")
+
+
+def domain_layers(channels: tuple[int, ...]) -> dict[str, tuple[int, int, int]]:
+    """Return (input channels, output channels, taps) of every domain, in order of execution.
 
     Args:
         channels: Channels of the six backbone levels.
-        capability: CUDA compute capability; GPUs before 8.0 have too little shared memory a block
-            for three stages of the widest tile.
     """
-    wide = capability >= (8, 0)
-
-    def tactic(c_in: int, c_out: int, taps: int, rows: str) -> Tactic:
-        groups = 3 if taps == 9 or rows == "many" else 9
-        if c_out >= 128:
-            if rows == "few" or taps == 9:
-                return Tactic(groups, 32, 16, 4, 8, 3 if wide else 2, 4 if wide else 3)
-            return Tactic(groups, 64, 16, 8, 8, 3 if wide else 2, 3)
-        if c_out >= 64:
-            return Tactic(groups, 64, 16, 4, 8, 3 if wide else 2, 4)
-        if c_out >= 32:
-            return Tactic(groups, 64, min(32, c_in), 4, 4, 2, 8)
-        return Tactic(groups, 64, 16, 4, 4, 3 if wide else 2, 8)
-
-    tactics = {}
+    layers = {}
     for number, c_out in enumerate(channels, start=1):
-        rows = "few" if number >= 5 else "many"
-        tactics[f"subm{number}"] = tactic(c_out, c_out, 27, rows)
         if number > 1:
-            tactics[f"spconv{number}"] = tactic(channels[number - 2], c_out, 27, rows)
-    width = channels[-1]
-    tactics["spconv_out"] = tactics["subm_out"] = tactic(width, width, 9, "few")
-    return Plan(tactics)
+            layers[f"spconv{number}"] = (channels[number - 2], c_out, 27)
+        layers[f"subm{number}"] = (c_out, c_out, 27)
+    layers["spconv_out"] = layers["subm_out"] = (channels[-1], channels[-1], 9)
+    return layers
+
+
+def _tactic(kind: str, **fields: Any) -> ConvTactic:
+    if kind not in _KINDS:
+        raise ValueError(f"a tactic of kind '{kind}'; kinds are {', '.join(_KINDS)}")
+    tactic = _KINDS[kind](**fields)
+    for field in dataclasses.fields(tactic):
+        value = getattr(tactic, field.name)
+        if type(value).__name__ != field.type or (field.type == "int" and value < 1):
+            raise ValueError(f"a tactic whose {field.name} is {value!r}")
+    return tactic
+
+
+# ---- defaults -----------------------------------------------------------------------------------
+
+# Staged tactics on an H200: tile rows, slab, warps along rows and channels, stages, blocks.
+_STAGED = {
+    "F16": {
+        16: (64, 16, 2, 1, 4, 8),
+        32: (64, 32, 2, 1, 4, 6),
+        64: (64, 64, 2, 2, 3, 4),
+        128: (64, 64, 2, 2, 3, 3),
+    },
+    "F16X3": {
+        16: (64, 16, 2, 1, 4, 8),
+        32: (128, 16, 4, 1, 4, 4),
+        64: (64, 32, 2, 1, 3, 4),
+        128: (64, 16, 2, 2, 4, 3),
+    },
+}
+_STAGED["TF32"] = _STAGED["F16X3"]
+_FEW_ROWS = {"F16": (32, 64, 1, 4, 3, 3), "F16X3": (32, 32, 1, 4, 3, 3)}
+_FEW_ROWS["TF32"] = _FEW_ROWS["F16X3"]
+_TENSOR_ARITHMETIC = {"fp32x3": "F16X3", "tf32": "TF32", "fp16": "F16"}
+
+
+def default_plan(
+    channels: tuple[int, ...], capability: tuple[int, int], precision: str = "fp32"
+) -> Plan:
+    """Return the Plan that runs without a search.
+
+    Where a chip or a width has no matrix unit for ``fp32x3`` or ``tf32``, that domain falls back to
+    float32 on the CUDA cores; ``fp16`` has nothing to fall back to.
+
+    Args:
+        channels: Channels of the six backbone levels.
+        capability: CUDA compute capability.
+        precision: One of ``PRECISIONS``.
+
+    Raises:
+        ConfigError: If there is no such precision, or a domain that nothing can run.
+    """
+    check_precision(precision)
+    tactics = {}
+    for domain, layer in domain_layers(channels).items():
+        few = domain[-1] in "56t"  # the upper levels and the bird's-eye view
+        tactic: ConvTactic | None = None
+        if precision in _TENSOR_ARITHMETIC:
+            tactic = _tensor_cores(*layer, few, capability, _TENSOR_ARITHMETIC[precision])
+        if tactic is None:
+            if precision == "fp16":
+                raise ConfigError(
+                    f"Precision 'fp16' cannot run domain '{domain}', {layer[0]} -> {layer[1]} "
+                    f"channels, at compute capability {capability[0]}.{capability[1]}: it needs "
+                    "7.5 and widths of 16, 32, 64 or 128; use 'fp32'."
+                )
+            tactic = _cuda_cores(*layer, few, capability)
+        tactics[domain] = tactic
+    plan = Plan(precision, tactics)
+    plan.check_layers(channels, capability)
+    return plan
+
+
+def _tensor_cores(
+    c_in: int, c_out: int, taps: int, few: bool, capability: tuple[int, int], arithmetic: str
+) -> MmaTactic | None:
+    """Return the tactic with as many stages as the chip has room for, or None."""
+    small_tiles = few and c_out == 128
+    shape = _FEW_ROWS[arithmetic] if small_tiles else _STAGED[arithmetic].get(c_out)
+    if shape is None:
+        return None
+    rows, slab, warps_m, warps_n, most_stages, blocks = shape
+    groups = 9 if small_tiles and taps == 27 else 3
+    for stages in range(most_stages, 1, -1):
+        tactic = MmaTactic(
+            groups, rows, min(slab, c_in), warps_m, warps_n, stages, blocks, arithmetic
+        )
+        if not tactic.supports(c_in, c_out, taps, capability):
+            return tactic
+    return None
+
+
+def _cuda_cores(c_in: int, c_out: int, taps: int, few: bool, capability: tuple[int, int]) -> Tactic:
+    """Return the tactic; GPUs before 8.0 lack shared memory for three stages of the widest tile."""
+    stages = 3 if capability >= (8, 0) else 2
+    groups = 9 if few and taps == 27 else 3
+    if c_out >= 128 and few:
+        return Tactic(groups, 32, 16, 4, 8, stages, 4 if stages == 3 else 3)
+    if c_out >= 128:
+        return Tactic(groups, 64, 16, 8, 8, stages, 3)
+    if c_out >= 64:
+        return Tactic(groups, 64, 16, 4, 8, stages, 4)
+    if c_out >= 32:
+        return Tactic(groups, 64, min(32, c_in), 4, 4, 2, 8)
+    return Tactic(groups, 64, 16, 4, 4, stages, 8)

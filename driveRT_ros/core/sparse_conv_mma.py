@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from driveRT_ros.core.errors import ConfigError
+from driveRT_ros.core.tactics import shared_limit
 
 PRECISIONS = ("F16", "TF32", "F16X3")
 WIDTHS = (16, 32, 64, 128)
@@ -52,6 +53,26 @@ class MmaTactic:
     flow: str = "staged"
 
     @property
+    def kind(self) -> str:
+        """See ``ConvTactic`` in core/tactics.py, which this class meets."""
+        return "tensor_cores"
+
+    @property
+    def arithmetic(self) -> str:
+        """How products and sums are made."""
+        return self.precision
+
+    @property
+    def parameters(self) -> tuple[str, str]:
+        """File that declares the struct which the kernel takes, and the struct."""
+        return PARAMETERS
+
+    @property
+    def tiles_per_block(self) -> int:
+        """Tiles that a block works on at the same time: one a warp where weights are resident."""
+        return self.warps_m if self.flow == "resident" else 1
+
+    @property
     def kernel(self) -> str:
         """Name of the kernel and of its source file."""
         return "sparse_conv_mma" if self.flow == "staged" else "sparse_conv_direct"
@@ -61,8 +82,7 @@ class MmaTactic:
         """Bytes of a feature, and of what is stored for a weight."""
         return 2 if self.precision == "F16" else 4
 
-    @property
-    def threads(self) -> int:
+    def threads(self, c_out: int) -> int:
         """Threads of a block."""
         return 32 * self.warps_m * self.warps_n
 
@@ -100,7 +120,7 @@ class MmaTactic:
         row_bytes = self.slab * self.element_bytes
         fragment_bytes = min(64, c_in * self.element_bytes)
         run = 2 if c_out == 16 else 4  # channels of a lane: 8 lanes make one result
-        resident = self.flow == "resident"
+        resident, threads = self.flow == "resident", self.threads(c_out)
         sharing = 1 if resident else max(self.warps_m, 1)  # warps along the rows of a tile
         copies = self.tile_rows * row_bytes if self.flow == "staged" else 0
         rules = {
@@ -114,10 +134,15 @@ class MmaTactic:
             and c_out % (8 * run * self.warps_n) == 0
             and (not resident or self.warps_n == 1),
             "stages": 2 <= self.stages <= 6,
-            "threads": 0 < self.threads <= 1024 and copies % (16 * max(self.threads, 1)) == 0,
+            "threads": 0 < threads <= 1024 and copies % (16 * max(threads, 1)) == 0,
+            "shared memory": self.shared_bytes(c_in, c_out, taps) <= shared_limit(capability) - 256,
         }
         bad = [name for name, good in rules.items() if not good]
         return f"{', '.join(bad)} of {self} do not fit {taps} taps {c_in} -> {c_out}" if bad else ""
+
+    def pack(self, weight: Tensor) -> tuple[Tensor, float]:
+        """Return weights as the kernel reads them, and their scale; see :func:`pack_weight`."""
+        return pack_weight(weight, self.precision)
 
 
 def weight_scale(weight: Tensor) -> float:

@@ -13,7 +13,7 @@ from concurrent.futures import ThreadPoolExecutor
 from driveRT_ros.core.config import ModelConfig
 from driveRT_ros.core.nvrtc import compile_cubin, nvrtc_version
 from driveRT_ros.core.paths import share_path
-from driveRT_ros.core.plan import default_plan
+from driveRT_ros.core.plan import default_plan, domain_layers
 from driveRT_ros.core.sparse_conv_mma import PRECISIONS, MmaTactic
 from test.support.launch import SPARSE_CONV
 
@@ -27,12 +27,10 @@ OLD, NEW = ARCHITECTURES[:1], ARCHITECTURES[1:]
 def planned():
     """Return constants and architectures of every convolution of the default Plans."""
     channels = ModelConfig().channels
+    layers = domain_layers(channels)
     for capability, architectures in (((7, 5), OLD), ((8, 0), NEW)):
         for domain, tactic in default_plan(channels, capability).tactics.items():
-            level = int(domain[-1]) if domain[-1].isdigit() else len(channels)
-            c_in = channels[level - 2] if domain[:-1] == "spconv" else channels[level - 1]
-            widths = {"CIN": c_in, "COUT": channels[level - 1]}
-            yield "sparse_conv", {**widths, **tactic.defines}, architectures
+            yield tactic.kernel, tactic.defines(*layers[domain]), architectures
 
 
 def tensor_core():

@@ -92,7 +92,7 @@ class Layer:
         module.launch(
             choice.kernel,
             grid,
-            choice.threads,
+            choice.threads(sizes[1]),
             arguments,
             shared=choice.shared_bytes(*sizes),
             seed=seed,

@@ -8,12 +8,12 @@ import torch
 
 from driveRT_ros.core.config import LidarConfig
 from driveRT_ros.core.cuda import Kernel, Launch
-from driveRT_ros.core.errors import ConfigError
 from driveRT_ros.core.gpu.domains import BEV_DILATED, BEV_UNION
 from driveRT_ros.core.gpu.frame_maps import DomainBuffers, FrameMaps
 from driveRT_ros.core.kernel_args import struct_value
-from driveRT_ros.core.plan import Plan, Tactic, default_plan
+from driveRT_ros.core.plan import Plan, default_plan
 from driveRT_ros.core.sparse_types import SparseTensor
+from driveRT_ros.core.tactics import ConvTactic
 from driveRT_ros.models.graph import LayerSpec, build_graph
 
 _THREADS = 256
@@ -43,7 +43,8 @@ class SparseBackbone:
     ) -> None:
         capability = torch.cuda.get_device_capability(device)
         self.plan = plan or default_plan(config.model.channels, capability)
-        self.plan.check_gpu(torch.cuda.get_device_name(device))
+        self.plan.check_device(torch.cuda.get_device_name(device))
+        self.plan.check_layers(config.model.channels, capability)
         self.graph = build_graph(config.model)
         self.maps = FrameMaps(config, self.plan, device)
         self._tensors = tensors
@@ -52,7 +53,6 @@ class SparseBackbone:
         self._partial = self._partial_sums()
         layers = [layer for level in self.graph.levels for layer in level] + list(self.graph.bev)
         self._tickets = self.maps.arena.zeroed(len(layers))
-        self._check_plan(layers)
         self.stages: dict[str, list[Launch]] = {}
         self._bind_layers()
 
@@ -78,6 +78,10 @@ class SparseBackbone:
             for launch in launches:
                 launch(stream)
 
+    def reset_tickets(self) -> None:
+        """Let the layers run once more on the maps of this frame: every launch draws its tiles."""
+        self._tickets.zero_()
+
     def rows(self) -> SparseTensor:
         """Return the result of the last frame with its coordinates; waits for the GPU."""
         level = self.maps.levels[BEV_DILATED]
@@ -87,13 +91,6 @@ class SparseBackbone:
         return SparseTensor(self.features[:rows], coords, level.shape.shape_zyx)
 
     # ---- made once --------------------------------------------------------------------------
-
-    def _check_plan(self, layers: list[LayerSpec]) -> None:
-        for layer in layers[1:]:  # the first layer has a kernel of its own
-            tactic = self.plan.tactics[layer.map_key]
-            fault = tactic.supports(layer.in_channels, layer.out_channels, layer.taps)
-            if fault:
-                raise ConfigError(f"The Plan cannot run layer '{layer.name}': {fault}.")
 
     def _partial_sums(self) -> torch.Tensor:
         """Return room for the sums of every group of the largest layer."""
@@ -157,12 +154,12 @@ class SparseBackbone:
         self._add(layer.name, kernel, self.maps.multiprocessors * 8, 128, self._levels, value)
 
     def _bind_conv(
-        self, layer: LayerSpec, tactic: Tactic, domain: DomainBuffers, fields: dict[str, object]
+        self, layer: LayerSpec, tactic: ConvTactic, domain: DomainBuffers, fields: dict[str, object]
     ) -> None:
+        sizes = (layer.in_channels, layer.out_channels, layer.taps)
         kernel = self._kernel(
-            "sparse_conv", "sparse_conv", shared_bytes=tactic.shared_bytes(layer.out_channels),
-            CIN=layer.in_channels, COUT=layer.out_channels, **tactic.defines,
-        )  # fmt: skip
+            tactic.kernel, tactic.kernel, tactic.shared_bytes(*sizes), **tactic.defines(*sizes)
+        )
         blocks = min(domain.shape.tile_capacity, self.maps.multiprocessors * tactic.min_blocks)
         value = struct_value("sparse_conv.cu", "Convolution", fields)
         self._add(layer.map_key, kernel, blocks, tactic.threads(layer.out_channels), value)
@@ -204,7 +201,7 @@ class SparseBackbone:
     def _levels(self) -> torch.Tensor:
         return self.maps.level_structs
 
-    def _kernel(self, stem: str, name: str, shared_bytes: int = 0, **defines: int) -> Kernel:
+    def _kernel(self, stem: str, name: str, shared_bytes: int = 0, **defines: object) -> Kernel:
         key = (stem, name, tuple(sorted(defines.items())))
         if key not in self._kernels:
             self._kernels[key] = Kernel(

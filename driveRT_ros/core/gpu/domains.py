@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from driveRT_ros.core.config import LidarConfig
-from driveRT_ros.core.plan import Tactic
+from driveRT_ros.core.tactics import ConvTactic
 
 Triple = tuple[int, int, int]
 
@@ -104,7 +104,7 @@ def level_shapes(config: LidarConfig) -> tuple[LevelShape, ...]:
 
 
 def domain_shapes(
-    levels: tuple[LevelShape, ...], tactics: Mapping[str, Tactic]
+    levels: tuple[LevelShape, ...], tactics: Mapping[str, ConvTactic]
 ) -> tuple[DomainShape, ...]:
     """Return the thirteen coordinate maps of VoxelNeXt in the order of execution."""
 
