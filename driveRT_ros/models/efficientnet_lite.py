@@ -74,6 +74,7 @@ class _Block(nn.Module):
         self._bn2 = nn.BatchNorm2d(channels, BN_EPS)
         self._act = nn.ReLU6(inplace=True)
         self._shortcut = stride == 1 and in_channels == channels
+        self.residual_norm = "_bn2" if self._shortcut else ""
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         out = self._act(self._bn0(self._expand_conv(x))) if self._expanded else x

@@ -23,6 +23,8 @@ class BasicBlock(nn.Module):
         downsample: Module of the shortcut; None passes the input on.
     """
 
+    residual_norm = "bn2"  # the last norm before the shortcut is added
+
     def __init__(
         self,
         in_channels: int,

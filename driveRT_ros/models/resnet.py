@@ -13,6 +13,8 @@ EXPANSION = 4
 class Bottleneck(nn.Module):
     """1x1, 3x3 (with the stride) and 1x1 convolution with a shortcut."""
 
+    residual_norm = "bn3"
+
     def __init__(self, in_channels: int, width: int, stride: int) -> None:
         super().__init__()
         out_channels = width * EXPANSION
