@@ -28,6 +28,10 @@ static_assert(kRun == 4 || COUT == 16, "the weights are packed for pairs of resu
 static_assert(kStageA % (16 * kThreads) == 0, "copies of rows are equal");
 static_assert(STAGES >= 2 && STAGES + 2 <= kQueue, "the queue is longer than the ring");
 
+using Sum = Operands<PRECISION>::Sum;
+using Rows = Operands<PRECISION>::Rows;
+using Weights = Operands<PRECISION>::Weights;
+
 struct Convolution {
     const void* x;          // (input rows, CIN) halves or floats
     const void* weight;     // (taps, CIN, COUT) packed
@@ -167,11 +171,11 @@ __device__ __forceinline__ uint4 load_part(const char* from) {
 }
 
 __device__ __forceinline__ Weights load_weights(const char* from) {
-    Weights weights;
+    from += (threadIdx.x & 31) * 16;
+    uint4 v[2] = {};
 #pragma unroll
-    for (int p = 0; p < kProducts; ++p)
-        *reinterpret_cast<uint4*>(weights.part[p]) = *reinterpret_cast<const uint4*>(from + p * 512 + (threadIdx.x & 31) * 16);
-    return weights;
+    for (int p = 0; p < kProducts; ++p) v[p] = *reinterpret_cast<const uint4*>(from + p * 512);
+    return weights_from<PRECISION>(v[0], v[1]);
 }
 
 // ---- the channels of a row that a lane holds ----------------------------------------------------
@@ -212,23 +216,25 @@ __device__ __forceinline__ void store_run(void* base, long long at, const Run& r
     *reinterpret_cast<Words<words>*>(static_cast<char*>(base) + at * (HALF ? 2 : 4)) = raw;
 }
 
-__device__ __forceinline__ void finish(const Convolution& c, int row, int channel, Run run) {
+// Bias and residual are added before F64 rounds.
+__device__ __forceinline__ void finish(const Convolution& c, int row, int channel, const Sum (&sum)[kRun]) {
     const long long at = static_cast<long long>(row) * COUT + channel;
-    Run bias = {}, residual = {};
+    Run bias = {}, residual = {}, run;
     if (!PARTIAL && c.bias) bias = load_run<false>(c.bias, channel);
     if (!PARTIAL && c.residual) residual = load_run<PRECISION == F16>(c.residual, at);
 #pragma unroll
     for (int i = 0; i < kRun; ++i) {
-        float& v = run.v[i];
+        Sum v = sum[i];
         if (PRECISION == F16X3) v *= c.out_scale;
         if (!PARTIAL) v = v + bias.v[i] + residual.v[i];
-        if (!PARTIAL && c.relu) v = relu(v);
+        run.v[i] = static_cast<float>(v);
+        if (!PARTIAL && c.relu) run.v[i] = relu(run.v[i]);
     }
     store_run<PRECISION == F16 && !PARTIAL>(c.out, at, run);
 }
 
 // Writes what a warp summed; `order` names its rows.
-__device__ __forceinline__ void write(const Convolution& c, const int* order, const float (&sum)[kR][kC][4]) {
+__device__ __forceinline__ void write(const Convolution& c, const int* order, const Sum (&sum)[kR][kC][4]) {
     const int lane = threadIdx.x & 31, warp = threadIdx.x >> 5, g = lane >> 2, t = lane & 3;
     const int channel0 = warp % WARPS_N * (kC * 16) + kRun * g;
 #pragma unroll
@@ -240,9 +246,9 @@ __device__ __forceinline__ void write(const Convolution& c, const int* order, co
             if (row < 0) continue;
 #pragma unroll
             for (int c0 = 0; c0 < kC; c0 += kRun / 2) {
-                Run run;
+                Sum run[kRun];
 #pragma unroll
-                for (int i = 0; i < kRun; ++i) run.v[i] = sum[r][c0 + i / 2][i % 2 * 2 + side];
+                for (int i = 0; i < kRun; ++i) run[i] = sum[r][c0 + i / 2][i % 2 * 2 + side];
                 finish(c, row, channel0 + c0 * 16, run);
             }
         }

@@ -13,8 +13,8 @@
 //   results  of a pair of left operands (32 channels): lane (g, t) holds channels 4 g .. 4 g + 3 of
 //            rows 2 t and 2 t + 1; of a single one (16 channels) channels 2 g and 2 g + 1.
 //
-// A 64-byte block is 32 halves (two products) or 16 floats (two tf32 products, or the three of
-// F16X3). A row of only 16 halves has one 32-byte block, 8 bytes a lane and one product.
+// A 64-byte block is 32 halves (two products) or 16 floats (two tf32 products, the three of F16X3, or
+// one of F64). A row of only 16 halves has one 32-byte block, 8 bytes a lane and one product.
 #pragma once
 #include "common.cuh"
 
@@ -47,6 +47,25 @@ __device__ __forceinline__ void mma_m16n8k8_tf32(float (&d)[4], const u32 (&a)[4
         : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b[0]), "r"(b[1]));
 #else
     __trap();  // this chip has no tf32
+#endif
+}
+
+// d += a b. Doubles: a[i] = (row g + 8 (i % 2), k t + 4 (i / 2)), b[i] = (k t + 4 i, column g); d as
+// above. One instruction since 9.0, where the eight that 8.x has take twice its time.
+__device__ __forceinline__ void mma_m16n8k16_f64(double (&d)[4], const double (&a)[8], const double (&b)[4]) {
+#if __CUDA_ARCH__ >= 900
+    asm("mma.sync.aligned.m16n8k16.row.col.f64.f64.f64.f64 {%0,%1,%2,%3}, {%4,%5,%6,%7,%8,%9,%10,%11}, {%12,%13,%14,%15}, {%0,%1,%2,%3};\n"
+        : "+d"(d[0]), "+d"(d[1]), "+d"(d[2]), "+d"(d[3])
+        : "d"(a[0]), "d"(a[1]), "d"(a[2]), "d"(a[3]), "d"(a[4]), "d"(a[5]), "d"(a[6]), "d"(a[7]),
+          "d"(b[0]), "d"(b[1]), "d"(b[2]), "d"(b[3]));
+#elif __CUDA_ARCH__ >= 800
+#pragma unroll
+    for (int i = 0; i < 8; ++i)
+        asm("mma.sync.aligned.m8n8k4.row.col.f64.f64.f64.f64 {%0,%1}, {%2}, {%3}, {%0,%1};\n"
+            : "+d"(d[i % 2 * 2]), "+d"(d[i % 2 * 2 + 1])
+            : "d"(a[i]), "d"(b[i / 2]));
+#else
+    __trap();  // this chip has no float64 matrix unit
 #endif
 }
 
@@ -90,43 +109,82 @@ __device__ __forceinline__ float2 unpack_half2(u32 pair) {
 //        fp32: 2^-21 relative, where bf16 halves would give 2^-16 and three tf32 products take twice
 //        the time. Values are scaled by powers of two first, so that the low half stays above the
 //        smallest half; what exceeds 65504 then becomes NaN, never a wrong number.
-enum Precision { F16, TF32, F16X3 };
+// F64    floats, turned into doubles in registers: products and sums in float64, rounded once at the
+//        end. The unit has full rate on 8.0, 9.0 and 10.0 only.
+enum Precision { F16, TF32, F16X3, F64 };
 
-// A 64-byte block of 8 gathered rows: right operands of its two products, or high and low halves.
-struct Rows {
-    u32 part[2][2];
+// Of a 64-byte block: 8 gathered rows and 16 channels of the weights, as operands of two products or
+// as their high and low halves.
+template <int FORMAT>
+struct Operands {
+    using Sum = float;
+    struct Rows {
+        u32 part[2][2];
+    };
+    struct Weights {
+        u32 part[2][4];
+    };
 };
-// The same of 16 channels of the weights.
-struct Weights {
-    u32 part[2][4];
+template <>
+struct Operands<F64> {
+    using Sum = double;
+    struct Rows {
+        double part[4];
+    };
+    struct Weights {
+        double part[8];
+    };
 };
+
+__device__ __forceinline__ float word(const uint4& v, int i) {
+    return __uint_as_float(i == 0 ? v.x : i == 1 ? v.y : i == 2 ? v.z : v.w);
+}
 
 template <int FORMAT>
-__device__ __forceinline__ Rows rows_from(const uint4& v, float scale) {
+__device__ __forceinline__ typename Operands<FORMAT>::Rows rows_from(const uint4& v, float scale) {
+    typename Operands<FORMAT>::Rows rows;
     if constexpr (FORMAT == F16) {
-        return {{{v.x, v.y}, {v.z, v.w}}};
+        rows = {{{v.x, v.y}, {v.z, v.w}}};
+    } else if constexpr (FORMAT == F64) {
+#pragma unroll
+        for (int i = 0; i < 4; ++i) rows.part[i] = word(v, i);
     } else {
-        const float x[4] = {__uint_as_float(v.x), __uint_as_float(v.y), __uint_as_float(v.z), __uint_as_float(v.w)};
-        Rows rows;
 #pragma unroll
         for (int i = 0; i < 2; ++i) {
             if constexpr (FORMAT == TF32) {
-                rows.part[i][0] = cvt_rna_tf32(x[2 * i]), rows.part[i][1] = cvt_rna_tf32(x[2 * i + 1]);
+                rows.part[i][0] = cvt_rna_tf32(word(v, 2 * i)), rows.part[i][1] = cvt_rna_tf32(word(v, 2 * i + 1));
             } else {
-                const float a = x[2 * i] * scale, b = x[2 * i + 1] * scale;
+                const float a = word(v, 2 * i) * scale, b = word(v, 2 * i + 1) * scale;
                 rows.part[0][i] = pack_half2(a, b);
                 const float2 high = unpack_half2(rows.part[0][i]);
                 rows.part[1][i] = pack_half2(a - high.x, b - high.y);
             }
         }
-        return rows;
     }
+    return rows;
+}
+
+// From the two 16-byte parts of a lane.
+template <int FORMAT>
+__device__ __forceinline__ typename Operands<FORMAT>::Weights weights_from(const uint4& v0, const uint4& v1) {
+    typename Operands<FORMAT>::Weights weights;
+    if constexpr (FORMAT == F64) {
+#pragma unroll
+        for (int i = 0; i < 8; ++i) weights.part[i] = word(i < 4 ? v0 : v1, i % 4);
+    } else {
+        weights = {{{v0.x, v0.y, v0.z, v0.w}, {v1.x, v1.y, v1.z, v1.w}}};
+    }
+    return weights;
 }
 
 // sum += weights * rows over a block; PRODUCTS is 1 where it has 32 bytes.
 template <int FORMAT, int PRODUCTS>
-__device__ __forceinline__ void multiply_block(float (&sum)[4], const Weights& w, const Rows& x) {
-    if constexpr (FORMAT == F16) {
+__device__ __forceinline__ void multiply_block(typename Operands<FORMAT>::Sum (&sum)[4],
+                                               const typename Operands<FORMAT>::Weights& w,
+                                               const typename Operands<FORMAT>::Rows& x) {
+    if constexpr (FORMAT == F64) {
+        mma_m16n8k16_f64(sum, w.part, x.part);
+    } else if constexpr (FORMAT == F16) {
 #pragma unroll
         for (int i = 0; i < PRODUCTS; ++i) mma_m16n8k16_f16(sum, w.part[i], x.part[i]);
     } else if constexpr (FORMAT == TF32) {

@@ -67,7 +67,7 @@ struct Stream {
 };
 
 // sum += w[block][channels of the warp] * the next block of the stream
-__device__ __forceinline__ void multiply(float (&sum)[kR][kC][4], Stream& stream, const char* w, float scale) {
+__device__ __forceinline__ void multiply(Sum (&sum)[kR][kC][4], Stream& stream, const char* w, float scale) {
     constexpr int pair = kC > 1 ? 2 : 1;  // left operands held at a time
     Rows rows[kR];
 #pragma unroll
@@ -103,7 +103,7 @@ __device__ __forceinline__ void convolve(const Convolution& c, char* smem) {
         int next = 0;
         if (lane == 0) next = warps + atomicAdd(c.ticket, 1);
         Stream stream(c, tile, 0);
-        float sum[kR][kC][4] = {};
+        Sum sum[kR][kC][4] = {};
         for (u32 taps = tile.mask; taps; taps &= taps - 1) {
             const char* w = smem + (__ffs(taps) - 1) * (CIN * COUT * kElement);
 #pragma unroll
@@ -122,7 +122,7 @@ __device__ __forceinline__ void convolve(const Convolution& c, char* smem) {
         const Tile tile = queue[turn % kQueue];
         if (tile.index < 0) return;
         Stream stream(c, tile, row0);
-        float sum[kR][kC][4] = {};
+        Sum sum[kR][kC][4] = {};
         for (int step = steps_of(tile); step; --step) {
             const char* w = ring.next() + warp % WARPS_N * (kC * kOperand);
             if (!tile.mask) continue;

@@ -2,7 +2,8 @@
 //
 //   out[row] = epilogue( sum over taps k of  x[input_row(row, k)] @ w[k] )
 //
-// in three precisions (mma.cuh): F16 (half features, fp32 sums), TF32 and F16X3 (fp32 features).
+// in four precisions (mma.cuh): F16 (half features, fp32 sums), and TF32, F16X3 (fp32 sums) and F64
+// (float64 sums) with fp32 features.
 //
 // A block owns tiles of TM output rows and all COUT channels; its WARPS_M x WARPS_N warps own a
 // rectangle of the tile each. Input rows travel by 16-byte asynchronous copies, KC channels of one
@@ -22,7 +23,7 @@ constexpr bool kStagedRows = true, kOwnTiles = false;
 #include "conv_mma.cuh"
 
 // sum += w[KC][channels of the warp] * x[rows of the warp][KC]
-__device__ __forceinline__ void multiply(float (&sum)[kR][kC][4], const char* x, const char* w, int row0, float scale) {
+__device__ __forceinline__ void multiply(Sum (&sum)[kR][kC][4], const char* x, const char* w, int row0, float scale) {
     const int g = threadIdx.x >> 2 & 7, t = threadIdx.x & 3;
     w += (threadIdx.x >> 5) % WARPS_N * (kC * kOperand);
 #pragma unroll
@@ -47,7 +48,7 @@ extern "C" __global__ void __launch_bounds__(kThreads, MIN_BLOCKS) sparse_conv_m
     for (int turn = 0;; ++turn) {
         const Tile tile = queue[turn % kQueue];
         if (tile.index < 0) return;
-        float sum[kR][kC][4] = {};
+        Sum sum[kR][kC][4] = {};
         for (int step = steps_of(tile); step; --step) {
             const char* stage = ring.next();
             if (tile.mask) multiply(sum, stage, stage + kStageA, row0, c.x_scale);

@@ -15,8 +15,10 @@ from torch import Tensor
 from driveRT_ros.core.errors import ConfigError
 from driveRT_ros.core.tactics import shared_limit
 
-PRECISIONS = ("F16", "TF32", "F16X3")
+PRECISIONS = ("F16", "TF32", "F16X3", "F64")
 WIDTHS = (16, 32, 64, 128)
+FULL_RATE_F64 = ((8, 0), (9, 0), (10, 0))
+"""Chips whose float64 matrix unit is worth using; others have a token one, or none (7.5)."""
 FLOWS = ("staged", "direct", "resident")
 PARAMETERS = ("conv_mma.cuh", "Convolution")
 """Where the struct that both kernels take is declared."""
@@ -117,6 +119,11 @@ class MmaTactic:
             return f"{self.precision} {c_in} -> {c_out}: one of {PRECISIONS}, widths of {WIDTHS}"
         if capability < (7, 5) or (capability < (8, 0) and self.precision == "TF32"):
             return f"compute capability {capability} has no {self.precision} matrix unit"
+        if self.precision == "F64" and capability not in FULL_RATE_F64:
+            return (
+                f"compute capability {capability} multiplies F64 at 1/64 of its float32 rate or "
+                f"not at all; F64 is for {', '.join(f'{a}.{b}' for a, b in FULL_RATE_F64)}"
+            )
         row_bytes = self.slab * self.element_bytes
         fragment_bytes = min(64, c_in * self.element_bytes)
         run = 2 if c_out == 16 else 4  # channels of a lane: 8 lanes make one result
@@ -166,7 +173,8 @@ def pack_weight(weight: Tensor, precision: str) -> tuple[Tensor, float]:
 
     Returns:
         The packed weights, float16 for F16 and F16X3 (twice as many: high and low halves) and
-        float32 rounded to tf32 for TF32, and the scale that was applied (1 but for F16X3).
+        float32 for TF32 (rounded to tf32) and F64 (unchanged), and the scale that was applied (1
+        but for F16X3).
 
     Raises:
         ConfigError: If the kernel has no such width or precision, or a weight overflows a half.
@@ -188,6 +196,8 @@ def pack_weight(weight: Tensor, precision: str) -> tuple[Tensor, float]:
         return lanes.half().contiguous(), scale
     if precision == "TF32":
         return round_tf32(lanes.float()).contiguous(), scale
+    if precision == "F64":
+        return lanes.float().contiguous(), scale
     scaled = lanes.float() * scale
     high = scaled.half()
     low = (scaled - high.float()).half()
@@ -197,7 +207,7 @@ def pack_weight(weight: Tensor, precision: str) -> tuple[Tensor, float]:
 def _by_lane(weight: Tensor, precision: str) -> Tensor:
     """Return (taps, blocks, c_out / 16, products, g, t, values): what lane 4 g + t reads."""
     taps, c_in, c_out = weight.shape
-    pairs = 1 if precision == "TF32" else 2  # consecutive k in one register
+    pairs = 1 if precision in ("TF32", "F64") else 2  # consecutive k in one register
     products = 1 if precision == "F16X3" or (precision == "F16" and c_in == 16) else 2
     # Channel of operand m, slot 8 h + g: 4 g + 2 (m % 2) + h in each 32, or 2 g + h of 16.
     operands = 1 if c_out == 16 else 2

@@ -1,7 +1,7 @@
 """The tensor-core convolution, run on the CPU with the register layouts of the hardware.
 
 The oracle is float64 on operands that were rounded as the precision says, so each tolerance only
-covers what the kernel adds: fp32 sums, the rounding of halves on output, the dropped low * low.
+covers what the kernel adds: fp32 sums, the rounding of the output, the dropped low * low.
 """
 
 from __future__ import annotations
@@ -17,7 +17,8 @@ from test.support.cuda_cpu import CpuModule
 from test.support.tile_tables import convolve_groups, random_sources, tile_tables
 
 NAN = float("nan")
-SHARES = {"F16": 2e-6, "TF32": 2e-6, "F16X3": 2e-6}  # of the largest output: sums in fp32
+SHARES = {"F16": 2e-6, "TF32": 2e-6, "F16X3": 2e-6, "F64": 2**-24}
+"""Of the largest output: sums in fp32, but for F64 one rounding to fp32."""
 HALF_ROUNDING = 2**-11  # of each output, where halves are written
 
 
@@ -100,6 +101,16 @@ class Layer:
         )
         return out.float().numpy() if self.partial else out[0].float().numpy()
 
+    def chain_in_float32(self):
+        """Return rows x channels of fp32 products, added one after the other in fp32."""
+        x, weight = self.x.numpy(), self.weight.numpy()
+        out = np.zeros((self.rows, self.c_out), np.float32)
+        for tap, sources in enumerate(self.tables.sources):
+            at = np.flatnonzero(sources >= 0)
+            for k in range(self.c_in):
+                out[at] += x[sources[at], k, None] * weight[tap, k]
+        return out
+
     def check(self, **options):
         got, expected = self.run(**options), self.expected(**_epilogue(options))
         if self.partial:
@@ -134,7 +145,8 @@ WIDTHS = [(16, 16), (16, 32), (32, 32), (32, 64), (64, 64), (64, 128), (128, 128
 
 @pytest.mark.parametrize(
     "precision, c_in, c_out",
-    [("F16", *w) for w in WIDTHS] + [(p, *w) for p in ("TF32", "F16X3") for w in WIDTHS[::3]],
+    [(p, *w) for p in ("F16", "F64") for w in WIDTHS]
+    + [(p, *w) for p in ("TF32", "F16X3") for w in WIDTHS[::3]],
 )
 def test_every_width_agrees_with_float64(precision, c_in, c_out):
     slab = 16 if c_in == 16 else 32
@@ -143,7 +155,8 @@ def test_every_width_agrees_with_float64(precision, c_in, c_out):
 
 
 @pytest.mark.parametrize(
-    "precision, c_in, c_out", [("F16", 16, 16), ("TF32", 16, 32), ("F16X3", 32, 64)]
+    "precision, c_in, c_out",
+    [("F16", 16, 16), ("TF32", 16, 32), ("F16X3", 32, 64), ("F64", 32, 32)],
 )
 def test_resident_weights_agree_with_float64(precision, c_in, c_out):
     choice = tactic(precision, "resident", slab=c_in, warps=(2, 1), tile_rows=16)
@@ -152,7 +165,7 @@ def test_resident_weights_agree_with_float64(precision, c_in, c_out):
 
 @pytest.mark.parametrize(
     "precision, c_in, c_out",
-    [("F16", 16, 32), ("F16", 128, 128), ("TF32", 64, 64), ("F16X3", 64, 128)],
+    [("F16", 16, 32), ("F16", 128, 128), ("TF32", 64, 64), ("F16X3", 64, 128), ("F64", 64, 128)],
 )
 def test_rows_straight_from_memory_agree_with_float64(precision, c_in, c_out):
     choice = tactic(precision, "direct", slab=min(c_in, 64), warps=(2, c_out // 32))
@@ -174,7 +187,7 @@ def test_tiles_of_one_step_or_none_follow_each_other_through_a_deep_ring(flow):
 
 
 @pytest.mark.parametrize(
-    "precision, slab", [("F16", 32), ("F16", 128), ("TF32", 16), ("F16X3", 64)]
+    "precision, slab", [("F16", 32), ("F16", 128), ("TF32", 16), ("F16X3", 64), ("F64", 64)]
 )
 def test_every_slab_of_wide_rows_agrees(precision, slab):
     Layer(tactic(precision, slab=slab, warps=(2, 1), tile_rows=64), 128, 32, 70, taps=9).check()
@@ -188,18 +201,24 @@ def test_warps_share_a_tile_in_any_rectangle(flow, warps):
 
 @pytest.mark.parametrize(
     "flow, precision, groups",
-    [("staged", "F16", 3), ("direct", "F16X3", 3), ("resident", "F16", 9), ("staged", "TF32", 9)],
-)
+    [
+        ("staged", "F16", 3), ("direct", "F16X3", 3), ("resident", "F16", 9), ("staged", "TF32", 9),
+        ("staged", "F64", 3), ("staged", "F64", 9), ("direct", "F64", 3),
+    ],
+)  # fmt: skip
 def test_groups_of_taps_write_their_own_sums(flow, precision, groups):
     """Few rows per tap: groups skip rows, and the middle one has tiles without any tap."""
     choice = tactic(precision, flow, groups=groups, warps=(2, 1))
     Layer(choice, 32, 32, 90, density=0.08).check()
 
 
-@pytest.mark.parametrize("flow", ["staged", "direct", "resident"])
+@pytest.mark.parametrize(
+    "precision, flow",
+    [("F16", "staged"), ("F16", "direct"), ("F16", "resident"), ("F64", "staged")],
+)
 @pytest.mark.parametrize("rows", [0, 1, 31, 32, 33, 64])
-def test_any_number_of_rows_fills_tiles_in_part_or_in_full(flow, rows):
-    Layer(tactic("F16", flow), 32, 32, rows).check()
+def test_any_number_of_rows_fills_tiles_in_part_or_in_full(precision, flow, rows):
+    Layer(tactic(precision, flow), 32, 32, rows).check()
 
 
 @pytest.mark.parametrize("options", [
@@ -207,7 +226,7 @@ def test_any_number_of_rows_fills_tiles_in_part_or_in_full(flow, rows):
     {"bias": False, "residual": False, "relu": False}, {"grid": 1}, {"grid": 50},
 ])  # fmt: skip
 def test_every_part_of_the_epilogue_and_any_grid_agrees(options):
-    for precision in ("F16", "F16X3"):
+    for precision in ("F16", "F16X3", "F64"):
         Layer(tactic(precision), 32, 32, 70).check(**options)
 
 
@@ -221,7 +240,7 @@ def test_thirty_two_taps_fit_the_mask():
 
 
 @pytest.mark.parametrize("flow", ["staged", "direct", "resident"])
-@pytest.mark.parametrize("precision", ["F16", "F16X3"])
+@pytest.mark.parametrize("precision", ["F16", "F16X3", "F64"])
 def test_results_do_not_depend_on_the_schedule(flow, precision):
     layer = Layer(tactic(precision, flow), 32, 32, 100)
     first = layer.run(grid=1)
@@ -229,19 +248,20 @@ def test_results_do_not_depend_on_the_schedule(flow, precision):
         assert layer.run(grid=seed, seed=seed).tobytes() == first.tobytes()
 
 
-def test_a_row_has_the_same_bits_in_any_tile_and_flow():
+@pytest.mark.parametrize("precision", ["F16X3", "F64"])
+def test_a_row_has_the_same_bits_in_any_tile_and_flow(precision):
     """Absent taps add exact zeros, so neither the company of a row nor its way matters."""
-    layer = Layer(tactic("F16X3"), 32, 32, 64)
+    layer = Layer(tactic(precision), 32, 32, 64)
     first = layer.run()
     chosen = layer.tables.sources[:, 20:45]
-    alone = Layer(tactic("F16X3", "resident"), 32, 32, 25)
+    alone = Layer(tactic(precision, "resident"), 32, 32, 25)
     alone.x, alone.weight, alone.bias = layer.x, layer.weight, layer.bias
     alone.residual = layer.residual[20:45].contiguous()
     alone.tables = tile_tables(chosen, 32, 1, np.random.default_rng(1))
     assert alone.run()[:25].tobytes() == first[20:45].tobytes()
 
 
-@pytest.mark.parametrize("precision", ["F16", "TF32", "F16X3"])
+@pytest.mark.parametrize("precision", ["F16", "TF32", "F16X3", "F64"])
 def test_nan_reaches_exactly_the_rows_that_use_it(precision):
     """ReLU must not turn NaN into zero: that hides faults."""
     layer = Layer(tactic(precision), 32, 32, 60)
@@ -260,6 +280,26 @@ def test_split_halves_reach_fp32_accuracy_where_halves_do_not():
         errors[precision] = np.abs(got - exact).max() / np.abs(exact).max()
     assert errors["F16X3"] < 5e-7
     assert errors["F16"] > 5e-5 and errors["TF32"] > 5e-5
+
+
+@pytest.mark.parametrize("c_in, c_out", [(32, 32), (128, 64)])
+def test_float64_sums_are_rounded_once_and_beat_sums_in_float32(c_in, c_out):
+    """Nothing in float32 can be nearer; a chain of float32 additions is several times farther."""
+    layer = Layer(tactic("F64"), c_in, c_out, 60, seed=7)
+    plain = {"bias": False, "residual": False, "relu": False}
+    exact = layer.expected(**plain)
+    got = layer.run(**plain)[:60]
+    nearest = exact.astype(np.float32)
+    single = layer.chain_in_float32()
+    assert (got == nearest).all()
+    assert np.abs(single - exact).max() > 5 * np.abs(got - exact).max()
+    assert np.sqrt(((single - exact) ** 2).mean()) > 5 * np.sqrt(((got - exact) ** 2).mean())
+
+
+def test_bias_and_residual_are_added_before_the_rounding():
+    layer = Layer(tactic("F64"), 32, 32, 60, seed=8)
+    layer.residual *= 1e4
+    assert (layer.run()[:60] == layer.expected().astype(np.float32)).all()
 
 
 def test_tiny_and_large_features_keep_their_accuracy_when_scaled():
@@ -300,3 +340,13 @@ def test_a_tactic_says_what_does_not_fit(name, change):
     assert name in choice.supports(128, 128, 27, (9, 0))
     assert tactic("F16").supports(128, 128, 27, (9, 0)) == ""
     assert "TF32" in tactic("TF32").supports(128, 128, 27, (7, 5))
+
+
+@pytest.mark.parametrize("capability", [(7, 5), (8, 6), (8, 9), (10, 3), (12, 0)])
+def test_float64_is_refused_where_the_matrix_unit_is_a_token_one(capability):
+    assert "F64 is for 8.0, 9.0, 10.0" in tactic("F64").supports(128, 128, 27, capability)
+
+
+@pytest.mark.parametrize("capability", [(8, 0), (9, 0), (10, 0)])
+def test_float64_is_offered_where_the_matrix_unit_has_full_rate(capability):
+    assert tactic("F64").supports(128, 128, 27, capability) == ""
