@@ -1,0 +1,37 @@
+"""Work on the GPU as a CUDA graph, and the time that its replays take."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import torch
+
+
+def captured(work: Callable[[], None]) -> torch.cuda.CUDAGraph:
+    """Return ``work`` as a CUDA graph, after it ran twice."""
+    stream = torch.cuda.Stream()
+    stream.wait_stream(torch.cuda.current_stream())
+    with torch.cuda.stream(stream):
+        work()
+        work()
+    torch.cuda.synchronize()
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph, stream=stream):
+        work()
+    torch.cuda.synchronize()
+    return graph
+
+
+def replay_times(graph: torch.cuda.CUDAGraph, samples: int, replays: int) -> list[float]:
+    """Return the mean microseconds of a replay, once a sample."""
+    times = []
+    graph.replay()
+    for _ in range(samples):
+        start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+        start.record()
+        for _ in range(replays):
+            graph.replay()
+        end.record()
+        end.synchronize()
+        times.append(start.elapsed_time(end) * 1e3 / replays)
+    return times
