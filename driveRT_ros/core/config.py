@@ -188,7 +188,10 @@ class InputConfig(Config):
         0.0, "Intensity used where the cloud has none.", ge=0.0, le=1e6
     )
     point_capacity: int = param(
-        400_000, "Points used of one cloud; more are thinned evenly and counted.", ge=1
+        400_000,
+        "Points used of one cloud; more are thinned evenly and counted. Also the room of the CUDA "
+        "engine for a cloud with its past sweeps: a larger one takes the slow reference path.",
+        ge=1,
     )
     default_frame_id: str = param("", "Used where a header has no frame; empty refuses it.")
     reliability: str = param(
@@ -261,8 +264,18 @@ class LidarConfig(Config):
         "Weight layout of a .pth: needed where the file cannot tell.",
         choices=("auto", "KRSC", "RSCK", "RSKC"),
     )
-    plan_path: str = param("", "Tuned Plan; empty uses the safe default.")
-    precision: str = param("fp32", "Numeric precision.", choices=("fp32",))
+    plan_path: str = param(
+        "",
+        "Tuned Plan of the CUDA engine; empty, or one that does not fit GPU, precision and "
+        "weights, runs the safe default.",
+    )
+    precision: str = param(
+        "fp32",
+        "Arithmetic of the sparse backbone: 'fp32' is float32 or better; 'fp32x3' sums three "
+        "products of halves, close to float32; 'tf32' rounds factors to 11 bits; 'fp16' also "
+        "rounds features to half. A CPU runs 'fp32' only.",
+        choices=("fp32", "fp32x3", "tf32", "fp16"),
+    )
     device: str = param("auto", "'auto', 'cpu', 'cuda' or 'cuda:N'.")
     seed: int = param(0, "Seed of untrained weights.", ge=0)
     num_threads: int = param(0, "CPU threads; 0 uses every core.", ge=0, le=1024)

@@ -109,7 +109,9 @@ class FrameReport:
         dropped: Counts of what was left out, by reason (``out_of_range_points``,
             ``over_capacity_voxels``, ``non_finite_boxes``, ``over_top_k_candidates`` ...).
         notes: Short stable keys (``untrained_weights``, ``empty_input`` ...).
-        fingerprint: CRC-32 by stage of the bytes that define the result.
+        fingerprint: CRC-32 by stage of the bytes that define the result, where it was asked for.
+        overflow: What was needed and what there was room for, by name, where a frame did not fit
+            the buffers of the GPU engine (note ``engine_overflow``).
     """
 
     stage_ms: Mapping[str, float] = field(default_factory=dict)
@@ -119,6 +121,7 @@ class FrameReport:
     dropped: Mapping[str, int] = field(default_factory=dict)
     notes: tuple[str, ...] = ()
     fingerprint: Mapping[str, int] = field(default_factory=dict)
+    overflow: Mapping[str, tuple[int, int]] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)

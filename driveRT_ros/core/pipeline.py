@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import time
-import zlib
+import copy
 from collections.abc import Mapping
 
 import numpy as np
@@ -13,11 +12,14 @@ import torch
 from driveRT_ros.core.bev_grid import build_bev_grid
 from driveRT_ros.core.config import LidarConfig
 from driveRT_ros.core.errors import ConfigError, InvalidFrame
+from driveRT_ros.core.fingerprint import frame_fingerprint
 from driveRT_ros.core.frame import Detections, FrameReport
+from driveRT_ros.core.front_end import FrontResult, make_front_end
 from driveRT_ros.core.ops import Ops
 from driveRT_ros.core.sparse_types import NUM_FEATURES, SparseTensor
+from driveRT_ros.core.stages import StageClock, device_named
 from driveRT_ros.models.head import Heads, Proposals
-from driveRT_ros.models.voxelnext import Backbone, VoxelNeXtWeights, untrained_weights
+from driveRT_ros.models.voxelnext import VoxelNeXtWeights, untrained_weights
 
 FAULTY_SHARE = 0.01
 """Share of faulty head outputs above which the frame carries the note ``faulty_head_output``."""
@@ -26,14 +28,23 @@ FAULTY_SHARE = 0.01
 class LidarPipeline:
     """VoxelNeXt on one device.
 
+    On a CUDA device the sparse engine runs, in the precision and with the Plan of the
+    configuration; on a CPU, and in float64, the reference.
+
     Args:
-        config: Grid, model and post-processing.
+        config: Grid, model, precision, Plan and post-processing.
         weights: Weights of this model; None runs seeded untrained ones and says so in the report.
         device: ``auto`` (CUDA where there is a device), ``cpu``, ``cuda`` or ``cuda:N``.
         dtype: float32, or float64 to verify it; of every feature and of the boxes returned.
 
+    Attributes:
+        plan: What the engine runs; None for the reference.
+        plan_note: A sentence on why ``plan_path`` is not used, or "".
+
     Raises:
-        ConfigError: If the weights belong to another model, or the device or dtype is unusable.
+        ConfigError: If the weights belong to another model, the device or dtype is unusable, or
+            the model or the precision cannot run there.
+        DeviceError: If the GPU, its driver or its compiler refuses.
     """
 
     def __init__(
@@ -53,17 +64,40 @@ class LidarPipeline:
             raise ConfigError(f"'dtype' must be torch.float32 or torch.float64, got {dtype}.")
         self.config = config
         self.weights = weights
-        self.device = _device(device)
+        self.device = device_named(device)
         self.dtype = dtype
         self.ops = Ops.for_device(self.device)
-        self._shape_zyx = config.voxelization.sparse_shape_zyx
-        tensors = weights.to(self.device, dtype)
-        self._backbone = Backbone(config.model, tensors, self.ops)
-        self._heads = Heads(config, tensors, self.ops.rotated_nms)
+        self._tensors = weights.to(self.device, dtype)
+        self._front_end, self.plan, self.plan_note = make_front_end(
+            config, weights, self._tensors, self.device, dtype
+        )
+        self._heads = Heads(config, self._tensors, self.ops.rotated_nms)
+
+    def reconfigured(self, config: LidarConfig) -> LidarPipeline:
+        """Return a pipeline with another configuration of the same model.
+
+        Where grid, capacities, precision and Plan stay, it shares weights and engine with this one,
+        so that changing a threshold costs nothing; the two must not run at the same time.
+        """
+        if _engine_settings(config) != _engine_settings(self.config):
+            return LidarPipeline(config, self.weights, self.device, self.dtype)
+        other = copy.copy(self)
+        other.config = config
+        other._heads = Heads(config, self._tensors, self.ops.rotated_nms)
+        return other
+
+    def warm_up(self) -> None:
+        """Run two small frames, so that the first real one is not slower than the next."""
+        self.process(_warm_up_cloud(self.config))
+        self.process(np.zeros((0, NUM_FEATURES), np.float32))
 
     @torch.no_grad()
     def process(
-        self, points: torch.Tensor | npt.NDArray[np.floating], *, with_bev: bool = False
+        self,
+        points: torch.Tensor | npt.NDArray[np.floating],
+        *,
+        with_bev: bool = False,
+        with_fingerprint: bool = False,
     ) -> Detections:
         """Detect objects in one cloud.
 
@@ -71,32 +105,25 @@ class LidarPipeline:
             points: (N, 5) float32 or float64 x, y, z in metres in the LiDAR frame, intensity
                 0..255, time lag in seconds >= 0. N = 0 is an ordinary frame without objects.
             with_bev: Attach the bird's-eye-view layers.
+            with_fingerprint: Put CRC-32 numbers into the report; copies every row to the host.
 
         Returns:
-            Boxes on the CPU in the frame of the points, in the order of the heads and best first
-            within a head, with a full report.
+            Boxes on the CPU in the frame of the points, with a full report. Their order is that of
+            the heads, within a head the best score first, equal scores by class, then by cell
+            (y, x); it is the same on every device.
 
         Raises:
             InvalidFrame: If ``points`` has another shape or dtype.
         """
-        clock = _StageClock(self.device)
+        clock = StageClock(self.device)
         cloud = self._checked(points)
 
-        # Points to voxels: the mean of the first points of each occupied cell.
-        voxels = self.ops.voxelize(cloud, self.config.voxelization)
-        clock.lap("voxelize")
-
-        # Every coordinate map of the frame; none depends on a feature.
-        maps = self._backbone.build_maps(voxels.coords_bzyx, self._shape_zyx)
-        clock.lap("maps")
-
-        # Six sparse levels, the last three merged in the bird's-eye view.
-        bev = self._backbone.run(voxels.features, maps)
-        clock.lap("backbone")
+        # Voxels, coordinate maps, six sparse levels: points to rows of the bird's-eye view.
+        front = self._front_end.run(cloud, clock)
 
         # Heat at every row, boxes only where it passes the threshold.
-        heat = self._heads.heat(bev.features)
-        proposals, faults = self._heads.propose(bev, heat)
+        heat = self._heads.heat(front.bev.features)
+        proposals, faults = self._heads.propose(front.bev, heat)
         clock.lap("head")
 
         # Overlapping boxes go, head by head.
@@ -105,21 +132,23 @@ class LidarPipeline:
         clock.lap("postprocess")
 
         # What happened to this frame, and what identifies its result.
+        fingerprint = {}
+        if with_fingerprint:
+            shape = self.config.voxelization.sparse_shape_zyx
+            fingerprint = frame_fingerprint(front, shape, boxes, scores, labels)
         report = FrameReport(
             stage_ms=clock.stage_ms,
             num_points=len(cloud),
-            num_voxels=len(voxels),
-            voxels_per_level=tuple(len(coords) for coords in maps.level_coords),
-            dropped={**voxels.dropped, **faults},
-            notes=self._notes(len(cloud), len(voxels), proposals, faults),
-            fingerprint={
-                "coords": _crc32(voxels.coords_bzyx),
-                "features": _crc32(voxels.features),
-                "bev": _crc32(bev.features),
-                "detections": _crc32(boxes, scores, labels),
-            },
+            num_voxels=len(front.voxel_coords_zyx),
+            voxels_per_level=front.voxels_per_level,
+            dropped={**front.dropped, **faults},
+            notes=self._notes(len(cloud), front, proposals, faults),
+            fingerprint=fingerprint,
+            overflow=front.overflow,
         )
-        grid = build_bev_grid(cloud, self.config, self._layers(bev, heat)) if with_bev else None
+        grid = None
+        if with_bev:
+            grid = build_bev_grid(cloud, self.config, self._layers(front.bev, heat))
         return Detections(boxes, scores, labels, self.config.model.class_names, report, grid)
 
     def _checked(self, points: torch.Tensor | npt.NDArray[np.floating]) -> torch.Tensor:
@@ -150,7 +179,11 @@ class LidarPipeline:
         return points.to(device=self.device, dtype=self.dtype)
 
     def _notes(
-        self, points: int, voxels: int, proposals: list[Proposals], faults: Mapping[str, int]
+        self,
+        points: int,
+        front: FrontResult,
+        proposals: list[Proposals],
+        faults: Mapping[str, int],
     ) -> tuple[str, ...]:
         """Return the short keys of everything about this frame that a person should know."""
         faulty = faults["non_finite_boxes"] + faults["implausible_boxes"]
@@ -158,7 +191,9 @@ class LidarPipeline:
         notes = {
             "untrained_weights": not self.weights.trained,
             "empty_input": points == 0,
-            "no_voxels": points > 0 and voxels == 0,
+            "no_voxels": points > 0 and len(front.voxel_coords_zyx) == 0,
+            "plan_not_used": self.plan_note != "",
+            "engine_overflow": bool(front.overflow),
             "top_k_reached": faults["over_top_k_candidates"] > 0,
             "faulty_head_output": faults["non_finite_heat"] > 0 or faulty > FAULTY_SHARE * proposed,
         }
@@ -176,41 +211,21 @@ class LidarPipeline:
         return dict(zip(self.config.model.class_names, layers.numpy()))
 
 
-class _StageClock:
-    """Milliseconds between laps; on CUDA each lap waits for the device."""
-
-    def __init__(self, device: torch.device) -> None:
-        self._cuda = device.type == "cuda"
-        self.stage_ms: dict[str, float] = {}
-        self._last_s = self._now_s()
-
-    def lap(self, stage: str) -> None:
-        now_s = self._now_s()
-        self.stage_ms[stage] = (now_s - self._last_s) * 1e3
-        self._last_s = now_s
-
-    def _now_s(self) -> float:
-        if self._cuda:
-            torch.cuda.synchronize()
-        return time.perf_counter()
+def _engine_settings(config: LidarConfig) -> tuple[object, ...]:
+    """Return all that a front end is built from."""
+    return (
+        config.voxelization,
+        config.model,
+        config.input.point_capacity,
+        config.precision,
+        config.plan_path,
+    )
 
 
-def _device(name: str | torch.device) -> torch.device:
-    if name == "auto":
-        return torch.device("cuda" if torch.cuda.is_available() else "cpu")
-    try:
-        device = torch.device(name)
-        torch.empty(0, device=device)
-    except (RuntimeError, AssertionError) as error:
-        raise ConfigError(
-            f"Parameter 'device' '{name}' cannot be used: {error}. Use 'cpu' or 'auto'."
-        ) from None
-    return device
-
-
-def _crc32(*tensors: torch.Tensor) -> int:
-    """Return the CRC-32 of the bytes of the tensors, one after the other."""
-    crc = 0
-    for tensor in tensors:
-        crc = zlib.crc32(tensor.cpu().contiguous().numpy().tobytes(), crc)
-    return crc
+def _warm_up_cloud(config: LidarConfig) -> npt.NDArray[np.float32]:
+    """Return a (2000, 5) float32 patch of ground with a wall, in the middle of the range."""
+    low, high = np.split(np.asarray(config.voxelization.point_cloud_range, np.float32), 2)
+    rng = np.random.default_rng(0)
+    xyz = (low + high) / 2 + rng.uniform((-5, -5, -0.5), (5, 5, 0.5), (2000, 3))
+    xyz[1000:, 0] = xyz[0, 0]
+    return np.concatenate((xyz, np.zeros((2000, 2))), axis=1, dtype=np.float32)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 import zlib
+from typing import Any
 
 import torch
 
@@ -11,7 +12,10 @@ from driveRT_ros.core.errors import ConfigError
 
 
 class StageClock:
-    """Milliseconds between laps; on CUDA each lap waits for the device.
+    """Milliseconds between laps.
+
+    On CUDA a lap leaves an event in the current stream and does not wait: the time is what passed
+    on the device, the waiting for the host included.
 
     Args:
         device: Where the stages run.
@@ -19,37 +23,51 @@ class StageClock:
 
     def __init__(self, device: torch.device) -> None:
         self._device = device
-        self.stage_ms: dict[str, float] = {}
-        self._last_s = self._now_s()
+        self._stages: list[str] = []
+        self._marks: list[Any] = [self._mark()]
 
     def lap(self, stage: str) -> None:
-        """Write down the time since the last lap under the name of a stage."""
-        now_s = self._now_s()
-        self.stage_ms[stage] = (now_s - self._last_s) * 1e3
-        self._last_s = now_s
+        """End a stage; where a name comes again, its times add up."""
+        self._stages.append(stage)
+        self._marks.append(self._mark())
 
-    def _now_s(self) -> float:
-        if self._device.type == "cuda":
-            torch.cuda.synchronize(self._device)
-        return time.perf_counter()
+    @property
+    def stage_ms(self) -> dict[str, float]:
+        """Milliseconds by stage, in the order of their first laps; on CUDA this waits, once."""
+        times: dict[str, float] = {}
+        for stage, lap_ms in zip(self._stages, self._laps_ms()):
+            times[stage] = times.get(stage, 0.0) + lap_ms
+        return times
+
+    def _mark(self) -> float | torch.cuda.Event:
+        if self._device.type != "cuda":
+            return time.perf_counter() * 1e3
+        event = torch.cuda.Event(enable_timing=True)
+        event.record(torch.cuda.current_stream(self._device))
+        return event
+
+    def _laps_ms(self) -> list[float]:
+        pairs = list(zip(self._marks, self._marks[1:]))
+        if self._device.type != "cuda":
+            return [end - start for start, end in pairs]
+        self._marks[-1].synchronize()
+        return [start.elapsed_time(end) for start, end in pairs]
 
 
 def device_named(name: str | torch.device) -> torch.device:
-    """Return a device that works: ``auto`` is CUDA where there is one.
+    """Return a device that works, with its index: ``auto`` is CUDA where there is one.
 
     Raises:
         ConfigError: If the name is unknown or the device cannot be used.
     """
     if name == "auto":
-        return torch.device("cuda" if torch.cuda.is_available() else "cpu")
+        name = "cuda" if torch.cuda.is_available() else "cpu"
     try:
-        device = torch.device(name)
-        torch.empty(0, device=device)
+        return torch.empty(0, device=name).device
     except (RuntimeError, AssertionError) as error:
         raise ConfigError(
             f"Parameter 'device' '{name}' cannot be used: {error}. Use 'cpu' or 'auto'."
         ) from None
-    return device
 
 
 def crc32(*tensors: torch.Tensor) -> int:

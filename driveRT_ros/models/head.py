@@ -83,6 +83,9 @@ class Heads:
     ) -> tuple[list[Proposals], dict[str, int]]:
         """Return the proposals of every head, and counts of what was left out by reason.
 
+        Proposals of equal score are in the order of class, then cell (y, x): the order of the rows
+        does not matter.
+
         Args:
             bev: Shared features.
             heat: Result of :meth:`heat` for these features.
@@ -90,10 +93,12 @@ class Heads:
         post = self._config.post_process_params
         proposals: list[Proposals] = []
         dropped: Counter[str] = Counter()
+        y, x = bev.coords_bzyx[:, 2].long(), bev.coords_bzyx[:, 3].long()
+        cells = y * bev.spatial_shape_zyx[2] + x
         first = 0
         for head, classes in enumerate(self._classes):
             limits = self._thresholds[first : first + len(classes)]
-            chosen = select_candidates(heat[head], limits, post.top_k)
+            chosen = select_candidates(heat[head], limits, post.top_k, cells)
             boxes = self._boxes(head, bev, chosen)
             usable, reasons = usable_boxes(boxes, post.center_range)
             dropped.update(chosen.dropped)

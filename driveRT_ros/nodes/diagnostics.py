@@ -13,7 +13,12 @@ UNTRAINED = "Runs untrained weights: boxes are meaningless. Set checkpoint_path.
 
 
 def statuses(
-    node_name: str, config: LidarConfig, health: Health, weights: Any, now_s: float
+    node_name: str,
+    config: LidarConfig,
+    health: Health,
+    weights: Any,
+    now_s: float,
+    plan_note: str = "",
 ) -> list[DiagnosticStatus]:
     """Return the statuses of one ``/diagnostics`` message.
 
@@ -23,12 +28,13 @@ def statuses(
         health: State of the node.
         weights: ``trained``, ``source`` and ``sha256`` of the weights; None before configure.
         now_s: Steady time in seconds.
+        plan_note: Why the Plan that was asked for is not used, or "".
     """
     with health.lock:
         found = [
             _processing_time(config, health, now_s),
             _input(health, now_s),
-            _model(config, health, weights),
+            _model(config, health, weights, plan_note),
         ]
     note = "" if weights is None or weights.trained else UNTRAINED
     for status in found:
@@ -120,7 +126,7 @@ def _input(health: Health, now_s: float) -> DiagnosticStatus:
     return _status("input_status", level, message, values)
 
 
-def _model(config: LidarConfig, health: Health, weights: Any) -> DiagnosticStatus:
+def _model(config: LidarConfig, health: Health, weights: Any, plan_note: str) -> DiagnosticStatus:
     if weights is None:
         return _status("model_status", WARN, "Not configured.", {})
     capacity = {
@@ -130,15 +136,18 @@ def _model(config: LidarConfig, health: Health, weights: Any) -> DiagnosticStatu
     values: dict[str, Any] = {
         "weights_source": weights.source,
         "weights_sha256": weights.sha256,
+        "precision": config.precision,
         "notes": ", ".join(health.state.notes),
     }
     for name, reached in sorted(health.state.high_water.items()):
         values[f"high_water.{name}"] = reached
         if name in capacity:
             values[f"capacity.{name}"] = capacity[name]
-    if weights.trained:
-        return _status("model_status", OK, f"Runs weights of '{weights.source}'.", values)
-    return _status("model_status", WARN, UNTRAINED, values)
+    faults = [] if weights.trained else [UNTRAINED]
+    faults += [plan_note] if plan_note else []
+    if faults:
+        return _status("model_status", WARN, " ".join(faults), values)
+    return _status("model_status", OK, f"Runs weights of '{weights.source}'.", values)
 
 
 def _status(

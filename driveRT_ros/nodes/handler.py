@@ -35,6 +35,9 @@ OUTPUTS = {
 }
 """Message type by output name, in the order of publishing: results before pictures."""
 
+FINGERPRINT = "frame_fingerprint"
+"""Wanted like an output: what identifies the result of a frame."""
+
 STAGES = ("decode", "preprocess", "inference", "postprocess", "publish", "total")
 """What ``FrameResult.stage_ms`` holds; ``publish`` and ``total`` grow while messages go out."""
 
@@ -73,8 +76,7 @@ class LidarHandler:
 
     def reconfigure(self, config: LidarConfig) -> None:
         """Go on with other thresholds or another grid; weights and history stay."""
-        old = self._pipeline
-        self._pipeline = LidarPipeline(config, old.weights, old.device, old.dtype)
+        self._pipeline = self._pipeline.reconfigured(config)
         self.config = config
 
     def forget(self) -> None:
@@ -101,7 +103,8 @@ class LidarHandler:
         Args:
             msg: PointCloud2, of rclpy or rosbags; it is only read.
             T_world_lidar: (4, 4) float64 pose at its stamp; None without past sweeps.
-            wanted: Names out of :data:`OUTPUTS`; the others are not computed.
+            wanted: Names out of :data:`OUTPUTS`, and :data:`FINGERPRINT`; the others are not
+                computed.
             T_ego_lidar: (4, 4) mounting of the sensor, turns the picture; None: its +x is up.
 
         Raises:
@@ -113,7 +116,9 @@ class LidarHandler:
         points = self._sweeps.push(cloud, T_world_lidar)
         sweeps_ms = watch.lap_ms()
         with_bev = not {"occupancy_grid", "grid_map"}.isdisjoint(wanted)
-        found = self._pipeline.process(points, with_bev=with_bev)
+        found = self._pipeline.process(
+            points, with_bev=with_bev, with_fingerprint=FINGERPRINT in wanted
+        )
         process_ms = watch.lap_ms()
         messages = self._encode(cloud, found, points, wanted, T_ego_lidar)
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import time
 from typing import Any
 
-import numpy as np
 import torch
 from diagnostic_msgs.msg import DiagnosticArray
 from sensor_msgs.msg import PointCloud2
@@ -13,7 +12,6 @@ from std_msgs.msg import Header
 from tf2_msgs.msg import TFMessage
 
 from driveRT_ros.core.config import LidarConfig
-from driveRT_ros.core.errors import ConfigError
 from driveRT_ros.core.pipeline import LidarPipeline
 from driveRT_ros.nodes import qos
 from driveRT_ros.nodes.base import ManagedNode
@@ -56,6 +54,7 @@ class LidarNode(ManagedNode):
         self._session: LidarSession | None = None
         self._handler: LidarHandler | None = None
         self._weights: Any = None
+        self._plan_note = ""
         self._diagnostics: Any = None
         self._timer: Any = None
         self._worker_ended = True
@@ -66,11 +65,6 @@ class LidarNode(ManagedNode):
         """Load the weights, build the pipeline, run it once."""
         config: LidarConfig = self.config
         log, start_s = self.get_logger(), time.monotonic()
-        if config.plan_path:
-            raise ConfigError(
-                f"Parameter 'plan_path' is '{config.plan_path}', but no device takes a Plan yet; "
-                "leave it empty."
-            )
         if config.num_threads:
             torch.set_num_threads(config.num_threads)
         weights = None
@@ -81,11 +75,13 @@ class LidarNode(ManagedNode):
             weights = load_weights(config.checkpoint_path, config, layout=config.checkpoint_layout)
         log.info(f"Building the pipeline on device '{config.device}'.")
         pipeline = LidarPipeline(config, weights, config.device)
-        self._weights = pipeline.weights
+        self._weights, self._plan_note = pipeline.weights, pipeline.plan_note
         if not self._weights.trained:
             log.warning(UNTRAINED)
+        if self._plan_note:
+            log.warning(self._plan_note)
         log.info("Warming up on a synthetic cloud.")
-        pipeline.process(_warm_up_cloud(config))
+        pipeline.warm_up()
         self._health = Health(config.diagnostics, log)
         self._handler = LidarHandler(config, pipeline)
         self._diagnostics = self.create_publisher(DiagnosticArray, "/diagnostics", qos.DIAGNOSTICS)
@@ -174,14 +170,7 @@ class LidarNode(ManagedNode):
         msg = DiagnosticArray()
         msg.header.stamp = self.get_clock().now().to_msg()
         now_s = time.monotonic()
-        msg.status = statuses(self.get_name(), self.config, self._health, self._weights, now_s)
+        msg.status = statuses(
+            self.get_name(), self.config, self._health, self._weights, now_s, self._plan_note
+        )
         self._diagnostics.publish(msg)
-
-
-def _warm_up_cloud(config: LidarConfig) -> np.ndarray:
-    """Return a (2000, 5) float32 patch of ground with a wall, in the middle of the range."""
-    low, high = np.split(np.asarray(config.voxelization.point_cloud_range, np.float32), 2)
-    rng = np.random.default_rng(0)
-    xyz = (low + high) / 2 + rng.uniform(-5, 5, (2000, 3)) * np.float32([1, 1, 0.1])
-    xyz[1000:, 0] = xyz[0, 0]
-    return np.concatenate((xyz, np.zeros((2000, 2))), axis=1, dtype=np.float32)

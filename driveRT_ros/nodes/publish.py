@@ -12,14 +12,13 @@ from std_msgs.msg import Float64, Header, MultiArrayDimension, UInt32MultiArray
 from driveRT_ros.core.errors import ConfigError
 from driveRT_ros.nodes import qos
 from driveRT_ros.nodes.diagnostics import latency_percentiles
-from driveRT_ros.nodes.handler import OUTPUTS, STAGES, FrameResult
+from driveRT_ros.nodes.handler import FINGERPRINT, OUTPUTS, STAGES, FrameResult
 from driveRT_ros.nodes.health import Health
 from driveRT_ros.nodes.raw import message_class
 
 CYCLIC, PROCESSING, PIPELINE = "cyclic_time_ms", "processing_time_ms", "pipeline_latency_ms"
 STAGE_TOPICS = {stage: f"processing_time/{stage}_ms" for stage in STAGES}
-PERCENTILES, FINGERPRINT = "latency_percentiles", "frame_fingerprint"
-DROPPED = "dropped_cloud"
+PERCENTILES, DROPPED = "latency_percentiles", "dropped_cloud"
 
 
 class Outputs:
@@ -51,8 +50,9 @@ class Outputs:
         self._last_s: float | None = None
 
     def wanted(self) -> frozenset[str]:
-        """Return the outputs that somebody listens to."""
-        return frozenset(n for n, p in self._results.items() if p.get_subscription_count() > 0)
+        """Return the outputs that somebody listens to; the fingerprint is one of them."""
+        outputs = {**self._results, FINGERPRINT: self._debug[FINGERPRINT]}
+        return frozenset(n for n, p in outputs.items() if p.get_subscription_count() > 0)
 
     def publish(self, result: FrameResult) -> None:
         """Publish the messages of one frame, and complete its ``publish`` and ``total`` times."""
@@ -80,7 +80,7 @@ class Outputs:
         if self._debug[PERCENTILES].get_subscription_count() > 0:
             name = self._node.get_name()
             self._debug[PERCENTILES].publish(latency_percentiles(name, health))
-        if self._debug[FINGERPRINT].get_subscription_count() > 0:
+        if result.found.report.fingerprint:  # computed where somebody listens
             self._debug[FINGERPRINT].publish(fingerprint_message(result))
 
     def publish_dropped(self, header: Header) -> None:

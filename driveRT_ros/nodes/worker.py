@@ -8,8 +8,11 @@ import traceback
 from collections.abc import Callable
 from typing import Any
 
+import torch
+
 from driveRT_ros.core.config import LidarConfig
-from driveRT_ros.core.errors import InvalidFrame
+from driveRT_ros.core.errors import DeviceError, InvalidFrame
+from driveRT_ros.core.frame import FrameReport
 from driveRT_ros.nodes.handler import LidarHandler
 from driveRT_ros.nodes.health import ERROR, WARN, Health
 from driveRT_ros.nodes.mailbox import Batch, Mailbox, Work
@@ -86,6 +89,8 @@ class Worker:
         for note in new_notes:
             if note in NOTE_TEXT:
                 self._logger.warning(NOTE_TEXT[note])
+        if report.overflow:
+            self._health.fault("engine_overflow", WARN, _overflow_text(report), now_s)
         self._outputs.publish_debug(result, self._health)
 
     def _drop(self, work: Work | None, code: str) -> None:
@@ -102,10 +107,26 @@ class Worker:
             key = f"invalid {error.code}"
             self._health.fault(key, WARN, f"A cloud is dropped: {error}", now_s)
         except Exception as error:  # whatever it is, the next frame may work
-            self._drop(work, "inference_error")
+            code = _error_code(error)
+            self._drop(work, code)
             sentence = f"A cloud is dropped, {type(error).__name__}: {error}"
-            self._health.fault("inference_error", ERROR, sentence, now_s)
+            self._health.fault(code, ERROR, sentence, now_s)
             self._logger.debug(traceback.format_exc())
         else:
             return True
         return False
+
+
+def _error_code(error: Exception) -> str:
+    """Return the key by which drops for this reason are counted."""
+    if isinstance(error, torch.cuda.OutOfMemoryError):
+        return "out_of_device_memory"
+    return "device_error" if isinstance(error, DeviceError) else "inference_error"
+
+
+def _overflow_text(report: FrameReport) -> str:
+    needed = ", ".join(f"{n} {name} of {room}" for name, (n, room) in report.overflow.items())
+    return (
+        f"A cloud needs more room than the GPU engine has ({needed}) and took the slow reference "
+        "path; raise voxelization.max_voxels, or input.point_capacity for points."
+    )

@@ -82,7 +82,7 @@ def test_ints_are_taken_where_floats_are_meant():
         ({"device": 3}, "'device' must be of type str, got 3"),
         ({"autostart": 1}, "'autostart' must be of type bool, got 1"),
         ({"seed": True}, "'seed' must be of type int, got True"),
-        ({"precision": "int8"}, "must be one of 'fp32', got 'int8'"),
+        ({"precision": "int8"}, "must be one of 'fp32', 'fp32x3', 'tf32', 'fp16', got 'int8'"),
         (
             {"densification_params": {"num_past_frames": 2.5}},
             "must be of type int, got 2.5",

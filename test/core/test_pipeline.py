@@ -58,7 +58,7 @@ def test_a_frame_gives_boxes_and_a_complete_report(pipeline, cloud):
     assert report.num_voxels == report.voxels_per_level[0] > 1000
     assert len(report.voxels_per_level) == 6
     assert report.dropped["out_of_range_points"] == 0
-    assert set(report.fingerprint) == {"coords", "features", "bev", "detections"}
+    assert report.fingerprint == {} and report.overflow == {}
 
 
 def test_boxes_are_best_first_within_a_head_and_at_most_83(pipeline, cloud):
@@ -75,17 +75,18 @@ def test_boxes_are_best_first_within_a_head_and_at_most_83(pipeline, cloud):
 
 
 def test_the_same_cloud_gives_the_same_bytes_also_in_a_new_pipeline(pipeline, cloud):
-    first, second = pipeline.process(cloud), pipeline.process(cloud)
-    third = LidarPipeline(config(), None, "cpu").process(cloud)
+    first, second = (pipeline.process(cloud, with_fingerprint=True) for _ in range(2))
+    third = LidarPipeline(config(), None, "cpu").process(cloud, with_fingerprint=True)
     assert same(first, second) and same(first, third)
+    assert set(first.report.fingerprint) == {"coords", "features", "bev", "detections"}
     assert first.report.fingerprint == second.report.fingerprint == third.report.fingerprint
 
 
 def test_the_fingerprint_is_the_crc32_of_the_published_arrays(pipeline, cloud):
-    found = pipeline.process(cloud)
+    found = pipeline.process(cloud, with_fingerprint=True)
     data = b"".join(t.numpy().tobytes() for t in (found.boxes, found.scores, found.labels))
     assert found.report.fingerprint["detections"] == zlib.crc32(data)
-    other = pipeline.process(cloud[1:]).report.fingerprint
+    other = pipeline.process(cloud[1:], with_fingerprint=True).report.fingerprint
     assert other["features"] != found.report.fingerprint["features"]
 
 

@@ -97,19 +97,41 @@ def test_wrong_parameter_ends_the_process_with_one_sentence(domain_id: int, tmp_
 
 @pytest.mark.parametrize(
     ("name", "value"),
-    [("checkpoint_path", "/nowhere/weights.pth"), ("plan_path", "/nowhere/plan.json")],
+    [("checkpoint_path", "/nowhere/weights.pth"), ("precision", "fp16")],
 )
-def test_file_that_cannot_be_used_fails_the_configuration_by_name(
+def test_value_that_cannot_be_used_fails_the_configuration_by_name(
     name: str, value: str, domain_id: int
 ) -> None:
     context = Context()
     rclpy.init(args=[], context=context, domain_id=domain_id)
-    node = LidarNode(context=context, cli_args=["--ros-args", "-p", f"{name}:={value}"])
+    arguments = ["--ros-args", "-p", f"{name}:={value}", "-p", "device:=cpu"]
+    node = LidarNode(context=context, cli_args=arguments)
     assert node.trigger_configure() == TransitionCallbackReturn.FAILURE
     assert value in node.fatal
     assert not node.parameters.frozen  # a better value may be set now
     node.destroy_node()
     rclpy.shutdown(context=context)
+
+
+def test_plan_that_cannot_be_used_is_named_and_the_node_runs_without(
+    domain_id: int, tmp_path: Path
+) -> None:
+    params = {**SMALL_STILL, "plan_path": "/nowhere/plan.json", "device": "cpu"}
+    with (
+        started("lidar_node", tmp_path, domain_id, params=params) as node,
+        RosClient(domain_id) as client,
+    ):
+        client.subscribe(DiagnosticArray, "/diagnostics")
+        client.subscribe(Detection3DArray, DETECTIONS)
+        client.publisher(PointCloud2, CLOUDS)
+        node.wait_for_log("Active")
+        client.wait_matched()
+        client.publisher(PointCloud2, CLOUDS).publish(make_cloud(S))
+        client.wait_count(DETECTIONS, 1)
+        status = wait_for_status(client, "/nowhere/plan.json")
+        assert status.level == DiagnosticStatus.WARN
+        assert "model_status" in status.name
+        assert node.log().count("/nowhere/plan.json") == 1
 
 
 def test_build_only_configures_and_exits(domain_id: int, tmp_path: Path) -> None:

@@ -10,13 +10,15 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
 
 from driveRT_ros.core.config import LidarConfig
+from driveRT_ros.core.errors import DeviceError
 from driveRT_ros.core.frame import Detections, FrameReport
 from driveRT_ros.core.pipeline import LidarPipeline
 from driveRT_ros.io.encode import encode_pointcloud
 from driveRT_ros.nodes.diagnostics import statuses
-from driveRT_ros.nodes.handler import LidarHandler
+from driveRT_ros.nodes.handler import FINGERPRINT, LidarHandler
 from driveRT_ros.nodes.health import ERROR, HOLD_S, WARN, Health
 from driveRT_ros.nodes.mailbox import Mailbox
 from driveRT_ros.nodes.raw import message_class
@@ -80,21 +82,29 @@ class FailingPipeline:
         self._errors = list(errors)
         self.weights = SimpleNamespace(trained=False, source="seed", sha256="0")
 
-    def process(self, points: Any, *, with_bev: bool = False) -> Detections:
+    def process(self, points: Any, **_: bool) -> Detections:
         error = self._errors.pop(0)
         if error is not None:
             raise error
         return Detections.empty(report=FrameReport(num_points=len(points)))
 
 
-@pytest.mark.parametrize("error", [RuntimeError("illegal address"), MemoryError("no more")])
+@pytest.mark.parametrize(
+    ("error", "reason"),
+    [
+        (RuntimeError("illegal address"), "inference_error"),
+        (MemoryError("no more"), "inference_error"),
+        (DeviceError("CUDA error 700 (an illegal memory access)"), "device_error"),
+        (torch.cuda.OutOfMemoryError("Tried to allocate 2 GiB"), "out_of_device_memory"),
+    ],
+)
 def test_exception_in_inference_drops_that_frame_with_an_error_that_names_it(
-    error: Exception,
+    error: Exception, reason: str
 ) -> None:
     with Bench(FailingPipeline(None, error, None)) as bench:
         bench.run(*(make_cloud(i * S) for i in range(1, 4)))
         assert [r.cloud.stamp_ns for r in bench.outputs.results] == [1 * S, 3 * S]
-        assert bench.health.state.dropped == {"inference_error": 1}
+        assert bench.health.state.dropped == {reason: 1}
         assert bench.outputs.dropped_s == [2]
         [fault] = bench.health.faults(0.0)
         assert (fault.level, type(error).__name__ in fault.sentence) == (ERROR, True)
@@ -114,6 +124,50 @@ def test_bad_clouds_are_counted_by_reason_and_warned_about_once_in_a_while() -> 
         warnings = [text for level, text in bench.log if level == "warning"]
         assert len(warnings) == 1
         assert bench.health.faults(0.0)[0].level == WARN
+
+
+class TightPipeline(FailingPipeline):
+    """A pipeline whose engine has no room for the frame."""
+
+    def process(self, points: Any, **_: bool) -> Detections:
+        overflow = {"rows of level 1": (900, 800)}
+        return Detections.empty(report=FrameReport(overflow=overflow, notes=("engine_overflow",)))
+
+
+def test_frame_that_did_not_fit_the_engine_is_published_with_a_warning_that_has_both_numbers() -> (
+    None
+):
+    with Bench(TightPipeline()) as bench:
+        bench.run(make_cloud(1 * S), make_cloud(2 * S))
+        assert len(bench.outputs.results) == 2 and not bench.health.state.dropped
+        [fault] = bench.health.faults(0.0)
+        assert fault.level == WARN
+        assert "900 rows of level 1 of 800" in fault.sentence
+        assert "voxelization.max_voxels" in fault.sentence
+        assert [level for level, _ in bench.log].count("warning") == 1
+        status = statuses("n", CONFIG, bench.health, bench.pipeline.weights, fault.at_s)[2]
+        assert {v.key: v.value for v in status.values}["notes"] == "engine_overflow"
+
+
+def test_plan_that_is_not_used_is_a_warning_beside_the_one_about_weights() -> None:
+    health = Health(CONFIG.diagnostics, Log())
+    for trained in (True, False):
+        weights = SimpleNamespace(trained=trained, source="seed", sha256="0")
+        fine, stale = (
+            statuses("n", CONFIG, health, weights, 0.0, note)[2]
+            for note in ("", "Plan 'p' is old.")
+        )
+        assert stale.level == bytes([WARN]) and "Plan 'p' is old." in stale.message
+        assert "Plan" not in fine.message
+        assert ("untrained" in stale.message) == (not trained)
+
+
+def test_fingerprint_is_computed_only_where_it_is_wanted() -> None:
+    handler = LidarHandler(CONFIG, LidarPipeline(CONFIG, device="cpu"))
+    cloud = make_cloud(S)
+    assert handler.handle(cloud, None, {"detections"}).found.report.fingerprint == {}
+    wanted = handler.handle(cloud, None, {FINGERPRINT})
+    assert "detections" in wanted.found.report.fingerprint and wanted.messages == {}
 
 
 def test_fault_leaves_the_diagnostics_after_a_while() -> None:
@@ -140,7 +194,7 @@ def test_frame_in_work_is_finished_before_the_worker_ends() -> None:
     begun, go_on = threading.Event(), threading.Event()
 
     class Slow(FailingPipeline):
-        def process(self, points: Any, *, with_bev: bool = False) -> Detections:
+        def process(self, points: Any, **_: bool) -> Detections:
             begun.set()
             assert go_on.wait(20.0)
             return super().process(points)

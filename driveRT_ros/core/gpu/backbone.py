@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 
 import torch
 
@@ -65,18 +65,26 @@ class SparseBackbone:
         """Return the rows that a layer wrote, in the row order of its level."""
         return self._outputs[layer]
 
-    def run(self, stream: int | None = None) -> None:
+    def run(
+        self, stream: int | None = None, lap: Callable[[str], None] = lambda stage: None
+    ) -> None:
         """Enqueue the whole frame that :meth:`FrameMaps.load` put in place.
 
         Args:
             stream: Handle of the CUDA stream; it must be torch's current one.
+            lap: Called after the launches of ``maps``, ``voxelize`` and ``backbone``.
         """
         self.maps.arena.clear()
-        for launch in (*self.maps.map_launches, *self.maps.voxel_launches):
+        for launch in self.maps.map_launches:
             launch(stream)
+        lap("maps")
+        for launch in self.maps.voxel_launches:
+            launch(stream)
+        lap("voxelize")
         for launches in self.stages.values():
             for launch in launches:
                 launch(stream)
+        lap("backbone")
 
     def reset_tickets(self) -> None:
         """Let the layers run once more on the maps of this frame: every launch draws its tiles."""

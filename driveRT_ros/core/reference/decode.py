@@ -37,24 +37,34 @@ class Selection:
     dropped: Mapping[str, int]
 
 
-def select_candidates(heat: torch.Tensor, thresholds: Sequence[float], top_k: int) -> Selection:
+def select_candidates(
+    heat: torch.Tensor,
+    thresholds: Sequence[float],
+    top_k: int,
+    cells: torch.Tensor | None = None,
+) -> Selection:
     """Choose the best heat values of one head.
 
     A candidate's score must be strictly above the threshold of its class, both in the dtype of the
-    heat. The order is score descending, then class, then row ascending, so ties are defined. Heat
-    that is not finite is never a candidate.
+    heat. The order is score descending, then class, then cell ascending, so ties are defined, and
+    the choice does not depend on the order of the rows. Heat that is not finite is never a
+    candidate.
 
     Args:
         heat: (N, classes) logits.
         thresholds: One score per class of this head.
         top_k: Candidates kept at most, over all classes of the head.
+        cells: (N,) int64 number of each row's cell, below 2^32; by default the row itself.
     """
-    # Class after class, so that a stable sort leaves ties in the order of class, then row.
+    # Class after class, so that a stable sort leaves ties in the order of class, then cell.
     logits = heat.T.contiguous()
     limits = heat.new_tensor(thresholds).unsqueeze(1)
     finite = torch.isfinite(logits)
     scores = torch.sigmoid(logits)
     classes, rows = (finite & (scores > limits)).nonzero(as_tuple=True)
+    if cells is not None:
+        by_cell = (classes << 32 | cells[rows]).argsort()
+        classes, rows = classes[by_cell], rows[by_cell]
     values, order = torch.sort(scores[classes, rows], descending=True, stable=True)
     order = order[:top_k]
     return Selection(

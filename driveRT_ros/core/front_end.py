@@ -1,0 +1,134 @@
+"""From points to the bird's-eye-view rows that the heads share: one seam, two implementations."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Protocol
+
+import torch
+
+from driveRT_ros.core.config import LidarConfig
+from driveRT_ros.core.errors import ConfigError
+from driveRT_ros.core.ops import Ops
+from driveRT_ros.core.plan import Plan
+from driveRT_ros.core.sparse_types import SparseTensor
+from driveRT_ros.core.stages import StageClock
+from driveRT_ros.models.voxelnext import Backbone, VoxelNeXtWeights
+
+
+@dataclass(frozen=True, eq=False)
+class FrontResult:
+    """What the front end made of one cloud; its tensors hold until the next cloud.
+
+    The order of the rows is the implementation's own.
+
+    Args:
+        bev: (M, C) rows on the bird's-eye-view grid, one z cell, on the device.
+        voxel_coords_zyx: (V, 3) int32 cells of the voxels.
+        voxel_features: (V, 5) mean of the points of each.
+        voxels_per_level: Active rows of the six backbone levels.
+        dropped: Counts of what was left out, by reason.
+        overflow: What was needed and what there was room for, by name, where the buffers of the
+            engine were too small and the reference path made this result instead.
+    """
+
+    bev: SparseTensor
+    voxel_coords_zyx: torch.Tensor
+    voxel_features: torch.Tensor
+    voxels_per_level: tuple[int, ...]
+    dropped: Mapping[str, int]
+    overflow: Mapping[str, tuple[int, int]] = field(default_factory=dict)
+
+
+class FrontEnd(Protocol):
+    """One implementation on one device."""
+
+    def run(self, cloud: torch.Tensor, clock: StageClock) -> FrontResult:
+        """Take one cloud as far as the heads.
+
+        Args:
+            cloud: (N, 5) x, y, z, intensity, time lag on the device, in the dtype of the pipeline.
+            clock: Given a lap after each of ``voxelize``, ``maps`` and ``backbone``.
+        """
+        ...
+
+
+class ReferenceFrontEnd:
+    """The operators of :class:`Ops`: any device, float32 and float64.
+
+    Args:
+        config: Grid and channels.
+        tensors: Folded weights on the device.
+        ops: The operators to run.
+    """
+
+    def __init__(self, config: LidarConfig, tensors: Mapping[str, torch.Tensor], ops: Ops) -> None:
+        self._voxelization = config.voxelization
+        self._ops = ops
+        self._backbone = Backbone(config.model, tensors, ops)
+
+    def run(self, cloud: torch.Tensor, clock: StageClock) -> FrontResult:
+        """See :class:`FrontEnd`."""
+        # Points to voxels: the mean of the first points of each occupied cell.
+        voxels = self._ops.voxelize(cloud, self._voxelization)
+        clock.lap("voxelize")
+
+        # Every coordinate map of the frame; none depends on a feature.
+        shape = self._voxelization.sparse_shape_zyx
+        maps = self._backbone.build_maps(voxels.coords_bzyx, shape)
+        clock.lap("maps")
+
+        # Six sparse levels, the last three merged in the bird's-eye view.
+        bev = self._backbone.run(voxels.features, maps)
+        clock.lap("backbone")
+        return FrontResult(
+            bev=bev,
+            voxel_coords_zyx=voxels.coords_bzyx[:, 1:],
+            voxel_features=voxels.features,
+            voxels_per_level=tuple(len(coords) for coords in maps.level_coords),
+            dropped=voxels.dropped,
+        )
+
+
+def make_front_end(
+    config: LidarConfig,
+    weights: VoxelNeXtWeights,
+    tensors: Mapping[str, torch.Tensor],
+    device: torch.device,
+    dtype: torch.dtype,
+) -> tuple[FrontEnd, Plan | None, str]:
+    """Return the CUDA engine for float32 on a CUDA device, else the reference.
+
+    Args:
+        config: Grid, capacities, channels, precision and ``plan_path``.
+        weights: Identify what a Plan was tuned with.
+        tensors: The same weights on the device, in ``dtype``.
+        device: Where to run.
+        dtype: float32 or float64.
+
+    Returns:
+        The front end, the Plan of the engine (None for the reference), and a sentence on why
+        ``plan_path`` is not used, or "".
+
+    Raises:
+        ConfigError: If the precision or the model cannot run there.
+    """
+    reference = ReferenceFrontEnd(config, tensors, Ops.for_device(device))
+    if device.type == "cuda" and dtype == torch.float32:
+        from driveRT_ros.core.gpu.front_end import make_engine  # nothing a CPU needs
+
+        return make_engine(config, weights, tensors, device, reference)
+    where = f"{str(dtype).removeprefix('torch.')} on device '{device}'"
+    if config.precision != "fp32":
+        raise ConfigError(
+            f"Parameter 'precision' is '{config.precision}', which needs a CUDA device, but this "
+            f"is {where}; use 'fp32', or set 'device' to a CUDA device."
+        )
+    note = ""
+    if config.plan_path:
+        note = (
+            f"Plan '{config.plan_path}' is not used: {where} runs the reference path, which needs "
+            "none; leave 'plan_path' empty or set 'device' to a CUDA device."
+        )
+    return reference, None, note

@@ -1,0 +1,104 @@
+"""The engine's face over the reference: rows in another order, buffers of fixed size, no GPU."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable
+from types import SimpleNamespace
+
+import torch
+
+from driveRT_ros.core.config import LidarConfig
+from driveRT_ros.core.front_end import FrontEnd
+from driveRT_ros.core.gpu.domains import level_shapes
+from driveRT_ros.core.gpu.front_end import EngineFrontEnd
+from driveRT_ros.core.ops import Ops
+from driveRT_ros.core.pipeline import LidarPipeline
+from driveRT_ros.models.voxelnext import Backbone
+
+EVERY_VOXEL = 4_000_000
+
+
+class FakeMaps:
+    """The buffers that the pipeline reads; what no frame wrote is NaN or -1."""
+
+    def __init__(self, config: LidarConfig, tile_capacity: int) -> None:
+        self.points = torch.full((config.input.point_capacity, 5), torch.nan)
+        self.num_points = 0
+        self.levels = tuple(
+            SimpleNamespace(
+                shape=shape,
+                counts=torch.zeros(4, dtype=torch.int32),
+                coords_zyx=torch.full((shape.row_capacity, 3), -1, dtype=torch.int32),
+            )
+            for shape in level_shapes(config)
+        )
+        domain = SimpleNamespace(
+            shape=SimpleNamespace(tile_capacity=tile_capacity),
+            counts=torch.zeros(3, dtype=torch.int32),
+        )
+        self.domains = {"subm1": domain}
+        self.dropped = torch.zeros(2, dtype=torch.int32)
+        rows = self.levels[0].shape.row_capacity
+        self.features = torch.full((rows, 5), torch.nan)
+        self.points_stored = torch.full((rows,), -1, dtype=torch.int32)
+
+    def load(self, points: torch.Tensor) -> None:
+        self.num_points = len(points)
+        self.points[: len(points)] = points
+
+
+class FakeEngine:
+    """Compute with the reference, hand out rows in a seeded random order.
+
+    Args:
+        config: Grid, capacities and channels.
+        tensors: Folded weights.
+        tile_capacity: Room for the tiles of its one domain.
+    """
+
+    def __init__(
+        self, config: LidarConfig, tensors: dict[str, torch.Tensor], tile_capacity: int = 10**6
+    ) -> None:
+        self.config = config
+        self.maps = FakeMaps(config, tile_capacity)
+        self.features = torch.full((self.maps.levels[7].shape.row_capacity, 0), torch.nan)
+        self.runs = 0
+        self._ops = Ops.for_device("cpu")
+        self._backbone = Backbone(config.model, tensors, self._ops)
+
+    def run(self, stream: None = None, lap: Callable[[str], None] = lambda stage: None) -> None:
+        self.runs += 1
+        maps = self.maps
+        grid = dataclasses.replace(self.config.voxelization, max_voxels=EVERY_VOXEL)
+        voxels = self._ops.voxelize(maps.points[: maps.num_points], grid)
+        mine = self._backbone.build_maps(voxels.coords_bzyx, grid.sparse_shape_zyx)
+        lap("maps")
+        lap("voxelize")
+        bev = self._backbone.run(voxels.features, mine)
+        lap("backbone")
+
+        out = mine.by_key["spconv_out"]
+        coords = [*mine.level_coords, out.in_coords_bzyx, out.out_coords_bzyx]
+        order = torch.Generator().manual_seed(self.runs)
+        for number, (level, rows) in enumerate(zip(maps.levels, coords)):
+            picked = torch.randperm(len(rows), generator=order)[: level.shape.row_capacity]
+            level.coords_zyx[: len(picked)] = rows[picked, 1:]
+            level.counts[:2] = torch.tensor([1, len(rows)])
+            if number == 0:
+                maps.features[: len(picked)] = voxels.features[picked]
+                maps.points_stored[: len(picked)] = voxels.num_points[picked]
+        self.features = torch.full((maps.levels[7].shape.row_capacity, bev.features.shape[1]), 9.9)
+        self.features[: len(picked)] = bev.features[picked]
+        maps.domains["subm1"].counts[0] = -(-len(voxels) // 64)
+        dropped = [voxels.dropped[k] for k in ("non_finite_points", "out_of_range_points")]
+        maps.dropped[:] = torch.tensor(dropped)
+
+
+def engine_pipeline(config: LidarConfig, **options: int) -> tuple[LidarPipeline, FakeEngine]:
+    """Return a pipeline on the CPU that runs a fake engine, and the engine."""
+    pipeline = LidarPipeline(config, None, "cpu")
+    engine = FakeEngine(config, pipeline.weights.to("cpu", torch.float32), **options)
+    reference: FrontEnd = pipeline._front_end
+    pipeline._front_end = EngineFrontEnd(engine, reference)  # type: ignore[arg-type]
+    return pipeline, engine
