@@ -237,11 +237,11 @@ class Run:
         fields = {
             "part": self.part, "mask": domain.mask, "bias": layer.bias,
             "residual": layer.residual, "out": self.out, "level": shape.out_level,
-            "groups": self.tactic.groups, "group_taps": shape.group_taps,
-            "channels4": layer.c_out // 4, "relu": 1,
+            "group_taps": shape.group_taps, "relu": 1,
         }  # fmt: skip
         value = struct_value("epilogue.cu", "Finish", fields)
-        kernel = Kernel("epilogue", "finish_groups")
+        defines = {"GROUPS": self.tactic.groups, "COUT": layer.c_out, "HALF": 0}
+        kernel = Kernel("epilogue", "finish_groups", defines)
         return kernel.bind(maps.multiprocessors * 8, 256, maps.level_structs, value)
 
     def __call__(self, *, finish: bool = True) -> None:

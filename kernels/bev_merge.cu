@@ -2,11 +2,14 @@
 //
 // Sums run over level, then z, ascending: the same order on every run, without a sort or an atomic.
 // A cell of the coarser levels stands over one cell in two and in four on each axis.
+//
+// Specialised by HALF: rows are halves; sums are floats either way.
+#include "features.cuh"
 #include "levels.cuh"
 
 struct Merge {
-    const float4* x[3];   // (rows of levels 4, 5, 6, channels / 4)
-    float4* out;          // (rows of the bird's-eye union, channels / 4)
+    const void* x[3];     // (rows of levels 4, 5, 6, channels)
+    void* out;            // (rows of the bird's-eye union, channels)
     int channels4;
 };
 
@@ -30,10 +33,10 @@ extern "C" __global__ void __launch_bounds__(256) bev_merge(const Level* levels,
                     if (!(cell.triple(0) & 1u)) continue;
                     const int source = cell.row(0, 0);
                     if (source < level.row_capacity)
-                        sum = add(sum, m.x[i][static_cast<long long>(source) * m.channels4 + c]);
+                        sum = add(sum, load_features(m.x[i], static_cast<long long>(source) * m.channels4 + c));
                 }
             }
-            m.out[static_cast<long long>(row) * m.channels4 + c] = sum;
+            store_features(m.out, static_cast<long long>(row) * m.channels4 + c, sum);
         }
     }
 }

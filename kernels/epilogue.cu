@@ -3,30 +3,55 @@
 //   out[row] = relu( sum over groups g that hold a tap of the row of part[g][row] + bias + residual )
 //
 // Groups are added in ascending order, so the result does not depend on which finished first. Rows
-// without any tap get the bias alone.
+// without any tap get the bias alone. A group that holds none is not read, for nothing was written
+// there; adding zero in its place changes no bit, since a sum that began at +0 is never -0.
+//
+// Specialised by GROUPS, COUT and HALF: residual and result are halves.
+#include "features.cuh"
 #include "levels.cuh"
 
+constexpr int kThreads = 256;
+constexpr int kColumns = COUT / 4;
+constexpr int kAtOnce = GROUPS > 3 ? 1 : 2;  // results of a thread: as many loads in flight
+static_assert(COUT % 4 == 0, "channels are read four at a time");
+
 struct Finish {
-    const float4* part;      // (groups, row capacity, channels / 4)
+    const float4* part;      // (GROUPS, row capacity, COUT / 4)
     const u32* mask;         // (rows) taps of each row
-    const float4* bias;      // (channels / 4) or null
-    const float4* residual;  // (rows, channels / 4) or null
-    float4* out;             // (rows, channels / 4)
+    const float4* bias;      // (COUT / 4) or null
+    const void* residual;    // (rows, COUT) or null
+    void* out;               // (rows, COUT)
     int level;               // whose rows these are
-    int groups, group_taps, channels4, relu;
+    int group_taps, relu;
 };
 
-extern "C" __global__ void __launch_bounds__(256) finish_groups(const Level* levels, const __grid_constant__ Finish f) {
+extern "C" __global__ void __launch_bounds__(kThreads) finish_groups(const Level* levels, const __grid_constant__ Finish f) {
     const Level& level = levels[f.level];
-    const long long count = static_cast<long long>(rows_of(level)) * f.channels4;
-    const long long group_size = static_cast<long long>(level.row_capacity) * f.channels4;
-    for (long long i = blockIdx.x * 256ll + threadIdx.x; i < count; i += gridDim.x * 256ll) {
-        const u32 mask = f.mask[i / f.channels4];
-        float4 sum = make_float4(0.f, 0.f, 0.f, 0.f);
-        for (int g = 0; g < f.groups; ++g)
-            if (mask >> (g * f.group_taps) & ((1u << f.group_taps) - 1)) sum = add(sum, f.part[g * group_size + i]);
-        if (f.bias) sum = add(sum, f.bias[i % f.channels4]);
-        if (f.residual) sum = add(sum, f.residual[i]);
-        f.out[i] = f.relu ? relu4(sum) : sum;
+    const long long count = static_cast<long long>(rows_of(level)) * kColumns, stride = gridDim.x * kThreads;
+    const long long group_size = static_cast<long long>(level.row_capacity) * kColumns;
+    const u32 taps = (1u << f.group_taps) - 1;
+    for (long long begin = blockIdx.x * kThreads + threadIdx.x; begin < count; begin += kAtOnce * stride) {
+        float4 part[kAtOnce][GROUPS];
+#pragma unroll
+        for (int a = 0; a < kAtOnce; ++a) {
+            const long long i = begin + a * stride;
+            const u32 mask = i < count ? f.mask[i / kColumns] : 0u;
+#pragma unroll
+            for (int g = 0; g < GROUPS; ++g) {
+                part[a][g] = make_float4(0.f, 0.f, 0.f, 0.f);
+                if (mask >> (g * f.group_taps) & taps) part[a][g] = f.part[g * group_size + i];
+            }
+        }
+#pragma unroll
+        for (int a = 0; a < kAtOnce; ++a) {
+            const long long i = begin + a * stride;
+            if (i >= count) break;
+            float4 sum = make_float4(0.f, 0.f, 0.f, 0.f);
+#pragma unroll
+            for (int g = 0; g < GROUPS; ++g) sum = add(sum, part[a][g]);
+            if (f.bias) sum = add(sum, f.bias[i % kColumns]);
+            if (f.residual) sum = add(sum, load_features(f.residual, i));
+            store_features(f.out, i, f.relu ? relu4(sum) : sum);
+        }
     }
 }

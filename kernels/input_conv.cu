@@ -5,7 +5,9 @@
 // neighbours in space, so their look-ups and inputs share cache lines. Weights sit in shared memory,
 // where all lanes read the same address.
 //
-// Specialised by IN and OUT. Taps are added in ascending order.
+// Specialised by IN, OUT and HALF: the result is halves; products and sums are floats either way.
+// Taps are added in ascending order.
+#include "features.cuh"
 #include "levels.cuh"
 
 constexpr int kThreads = 128;
@@ -15,7 +17,7 @@ struct InputConv {
     const float* x;        // (rows, IN)
     const float* weight;   // (27, IN, OUT)
     const float* bias;     // (OUT)
-    float* out;            // (rows, OUT)
+    void* out;             // (rows, OUT)
     int level;
 };
 
@@ -47,9 +49,8 @@ extern "C" __global__ void __launch_bounds__(kThreads) input_conv(const Level* l
                     for (int j = 0; j < OUT / 4; ++j) acc[j] = fma4(in[i], w[i * (OUT / 4) + j], acc[j]);
             }
         }
-        float4* out = reinterpret_cast<float4*>(c.out + static_cast<long long>(row) * OUT);
 #pragma unroll
         for (int j = 0; j < OUT / 4; ++j)
-            out[j] = relu4(add(acc[j], reinterpret_cast<const float4*>(c.bias)[j]));
+            store_features(c.out, row * (OUT / 4ll) + j, relu4(add(acc[j], reinterpret_cast<const float4*>(c.bias)[j])));
     }
 }

@@ -33,7 +33,7 @@ def test_the_first_layer_convolves_as_float64_does(backend, points):
     value = struct_value("input_conv.cu", "InputConv", fields)
     blocks = max(ceil_div(rows, 256), 1)
     structs = frame.level_structs
-    defines = {"IN": 5, "OUT": 16}
+    defines = {"IN": 5, "OUT": 16, "HALF": 0}
     backend.launch("input_conv", "input_conv", blocks, 128, structs, value, defines=defines)
     entries = oracle.map_entries(
         with_batch(cells), [(0, *c) for c in cells], (3, 3, 3), (1, 1, 1), (1, 1, 1)
@@ -56,7 +56,8 @@ def test_the_birds_eye_view_adds_every_row_above_a_cell(backend, channels):
     value = struct_value(
         "bev_merge.cu", "Merge", {"x": device, "out": out, "channels4": channels // 4}
     )
-    backend.launch("bev_merge", "bev_merge", 3, 256, frame.level_structs, value)
+    how = {"defines": {"HALF": 0}}
+    backend.launch("bev_merge", "bev_merge", 3, 256, frame.level_structs, value, **how)
     parts = [(with_batch(levels[i]), t.numpy()) for i, t in zip((3, 4, 5), x)]
     cells, sums = oracle.bev_merge(parts, (1, 2, 4))
     got = dict(zip(levels[6], out.cpu().numpy()))

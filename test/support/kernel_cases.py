@@ -142,12 +142,12 @@ def decode_map(conv_map):
 
     Returns:
         A dictionary (tap, output row) -> input row or -1 over everything that the tiles execute,
-        and the rows of the last group in tile order.
+        and the rows of each group in tile order.
     """
     spec, cap = conv_map.spec, conv_map.row_capacity
     order, table = conv_map.host("order").tolist(), conv_map.host("table").tolist()
     masks = conv_map.host("tile_mask").tolist()
-    executed, last_rows = {}, []
+    executed, rows = {}, [[] for _ in range(spec.groups)]
     for tile_order, tile_table, mask in zip(order, table, masks):
         group = tile_order[0] // cap
         taps = [k for k in range(32) if mask >> k & 1]
@@ -156,12 +156,11 @@ def decode_map(conv_map):
             if row < 0:
                 continue
             assert row // cap == group
-            if group == spec.groups // 2:
-                last_rows.append(row - group * cap)
+            rows[group].append(row - group * cap)
             for slot, k in enumerate(taps):
                 assert (k, row - group * cap) not in executed
                 executed[k, row - group * cap] = tile_table[slot][place]
-    return executed, last_rows
+    return executed, rows
 
 
 def expected_entries(conv_map, levels):

@@ -241,7 +241,7 @@ class Frame:
         device = self.backend.device
         domains = pack_structs("coordmap.cu", "Domain", [m.fields for m in maps], device)
         run = functools.partial(self.backend.launch, "coordmap")
-        for name in ("mask_rows", "order_rows", "fill_tiles"):
+        for name in ("mask_rows", "order_rows", "sort_rows", "fill_tiles"):
             run(name, self.blocks, 256, self.level_structs, domains, len(maps))
         run("rank_tiles", len(maps), 256, domains)
         self._domains = domains  # the kernels may still read it
@@ -273,10 +273,9 @@ class Map:
             **{"out_level": spec.out_level, "in_level": spec.in_level, "kz": kz, "ky": ky},
             **{"kx": kx, "stride": spec.stride, "padding": spec.padding, "groups": groups},
             **{"group_taps": taps, "tile_rows": spec.tile_rows, "tile_capacity": tiles},
-            "last_group": groups // 2,
             "mask": new(self.row_capacity),
-            "bins": new(groups << taps, zero=True),
-            "taken": new(groups << taps, zero=True),
+            "bins": new(groups << min(taps, 9), zero=True),
+            "taken": new(groups << min(taps, 9), zero=True),
             "order": new(tiles, spec.tile_rows),
             "table": new(tiles, taps, spec.tile_rows),
             "tile_mask": new(tiles),
@@ -373,11 +372,11 @@ def sparse_conv(backend, config, conv_map, x, weight, *, bias=None, residual=Non
     if parts:
         finish = {
             **{"part": raw, "mask": fields["mask"], "bias": bias, "residual": residual},
-            **{"out": out, "level": level, "groups": spec.groups, "relu": int(relu)},
-            **{"group_taps": spec.group_taps, "channels4": config.cout // 4},
+            **{"out": out, "level": level, "group_taps": spec.group_taps, "relu": int(relu)},
         }
         value = struct_value("epilogue.cu", "Finish", finish)
         structs = conv_map.frame.level_structs
-        backend.launch("epilogue", "finish_groups", 2, 256, structs, value)
+        defines = {"GROUPS": spec.groups, "COUT": config.cout, "HALF": 0}
+        backend.launch("epilogue", "finish_groups", 2, 256, structs, value, defines=defines)
     conv_map.alive = (raw, ticket)  # CUDA may still read them
     return out

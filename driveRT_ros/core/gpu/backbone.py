@@ -1,4 +1,9 @@
-"""VoxelNeXt's sparse backbone on the GPU: exact FP32, no host synchronisation inside a frame."""
+"""VoxelNeXt's sparse backbone on the GPU, with no host synchronisation inside a frame.
+
+The Plan says how each layer computes. In precision ``fp16`` the features between layers are
+float16; products of the first layer, sums of tap groups and the rows of the result are float32 in
+every precision.
+"""
 
 from __future__ import annotations
 
@@ -8,12 +13,12 @@ import torch
 
 from driveRT_ros.core.config import LidarConfig
 from driveRT_ros.core.cuda import Kernel, Launch
+from driveRT_ros.core.errors import ConfigError
 from driveRT_ros.core.gpu.domains import BEV_DILATED, BEV_UNION
-from driveRT_ros.core.gpu.frame_maps import DomainBuffers, FrameMaps
+from driveRT_ros.core.gpu.frame_maps import FrameMaps
 from driveRT_ros.core.kernel_args import struct_value
 from driveRT_ros.core.plan import Plan, default_plan
 from driveRT_ros.core.sparse_types import SparseTensor
-from driveRT_ros.core.tactics import ConvTactic
 from driveRT_ros.models.graph import LayerSpec, build_graph
 
 _THREADS = 256
@@ -27,10 +32,10 @@ class SparseBackbone:
         tensors: ``<layer>.weight`` (taps, in, out) and ``<layer>.bias`` of every layer, float32 on
             the device, batch norm folded in.
         device: CUDA device.
-        plan: Tactics; by default those that need no search.
+        plan: Tactics and precision; by default float32 and what needs no search.
 
     Raises:
-        ConfigError: If a tactic cannot run its layer.
+        ConfigError: If a tactic cannot run its layer, or a tensor is missing or does not fit.
         PlanMismatch: If the Plan belongs to another GPU.
     """
 
@@ -46,13 +51,17 @@ class SparseBackbone:
         self.plan.check_device(torch.cuda.get_device_name(device))
         self.plan.check_layers(config.model.channels, capability)
         self.graph = build_graph(config.model)
-        self.maps = FrameMaps(config, self.plan, device)
+        self._layers = [layer for level in self.graph.levels for layer in level]
+        self._layers += self.graph.bev
+        self._half = self.plan.precision == "fp16"
         self._tensors = tensors
+        self._check_tensors(device)
+        self.maps = FrameMaps(config, self.plan, device)
+        self._packed: list[torch.Tensor] = []  # kernels hold addresses alone
         self._kernels: dict[tuple[object, ...], Kernel] = {}
         self._outputs: dict[str, torch.Tensor] = {}
         self._partial = self._partial_sums()
-        layers = [layer for level in self.graph.levels for layer in level] + list(self.graph.bev)
-        self._tickets = self.maps.arena.zeroed(len(layers))
+        self._tickets = self.maps.arena.zeroed(len(self._layers))
         self.stages: dict[str, list[Launch]] = {}
         self._bind_layers()
 
@@ -62,7 +71,10 @@ class SparseBackbone:
         return self._outputs[self.graph.bev[-1].name]
 
     def output(self, layer: str) -> torch.Tensor:
-        """Return the rows that a layer wrote, in the row order of its level."""
+        """Return the rows that a layer wrote, in the row order of its level.
+
+        They are float16 in precision ``fp16``, but for the last layer.
+        """
         return self._outputs[layer]
 
     def run(
@@ -100,107 +112,145 @@ class SparseBackbone:
 
     # ---- made once --------------------------------------------------------------------------
 
+    def _check_tensors(self, device: torch.device) -> None:
+        for layer in self._layers:
+            shapes = {
+                "weight": (layer.taps, layer.in_channels, layer.out_channels),
+                "bias": (layer.out_channels,),
+            }
+            for kind, shape in shapes.items():
+                name = f"{layer.name}.{kind}"
+                tensor = self._tensors.get(name)
+                if tensor is None:
+                    raise ConfigError(f"Tensor '{name}' is missing from the weights.")
+                if (tuple(tensor.shape), tensor.dtype) != (shape, torch.float32):
+                    raise ConfigError(
+                        f"Tensor '{name}' must be {shape} float32, got {tuple(tensor.shape)} "
+                        f"{tensor.dtype}."
+                    )
+                if tensor.device != device:
+                    raise ConfigError(
+                        f"Tensor '{name}' must be on {device}, is on {tensor.device}; move it."
+                    )
+
+    def _is_partial(self, layer: LayerSpec) -> bool:
+        """Tell whether a layer leaves float32 sums to the epilogue.
+
+        Several groups do; and so does the last layer of fp16, whose rows are float32.
+        """
+        last = self._half and layer is self.graph.bev[-1]
+        return self.plan.tactics[layer.map_key].groups > 1 or last
+
     def _partial_sums(self) -> torch.Tensor:
         """Return room for the sums of every group of the largest layer."""
         sizes = [1]
-        for layer in (*(layer for level in self.graph.levels for layer in level), *self.graph.bev):
+        for layer in filter(self._is_partial, self._layers[1:]):
             shape = self.maps.domains[layer.map_key].shape
-            if shape.groups > 1:
-                sizes.append(shape.groups * shape.row_capacity * layer.out_channels)
+            sizes.append(shape.groups * shape.row_capacity * layer.out_channels)
         return self.maps.arena.empty(max(sizes), dtype=torch.float32)
 
     def _bind_layers(self) -> None:
-        features, ticket = self.maps.features, 0
+        features, ticket = self.maps.features, iter(self._tickets.split(1))
         for number, level in enumerate(self.graph.levels):
             for layer in level:
-                features = self._bind(layer, features, number, ticket)
-                ticket += 1
+                features = self._bind(layer, features, number, next(ticket))
         merged = [self._outputs[level[-1].name] for level in self.graph.levels[3:]]
         features = self._bind_merge(merged)
         for layer in self.graph.bev:
-            features = self._bind(layer, features, BEV_DILATED, ticket)
-            ticket += 1
+            features = self._bind(layer, features, BEV_DILATED, next(ticket))
 
-    def _bind(self, layer: LayerSpec, x: torch.Tensor, level: int, ticket: int) -> torch.Tensor:
+    def _bind(
+        self, layer: LayerSpec, x: torch.Tensor, level: int, ticket: torch.Tensor
+    ) -> torch.Tensor:
+        """Bind the launches of one layer; return its output."""
         rows = self.maps.levels[level].shape.row_capacity
-        out = self.maps.arena.empty(rows, layer.out_channels, dtype=torch.float32)
-        weight = self._tensors[f"{layer.name}.weight"].contiguous()
-        bias = self._tensors[f"{layer.name}.bias"].contiguous()
+        half = self._half and layer is not self.graph.bev[-1]
+        out = self.maps.arena.empty(
+            rows, layer.out_channels, dtype=torch.float16 if half else torch.float32
+        )
         residual = self._outputs[layer.residual] if layer.residual else None
         self._outputs[layer.name] = out
-        if layer.name == self.graph.levels[0][0].name:
-            self._bind_input(layer, x, weight, bias, out)
-            return out
-        domain, tactic = self.maps.domains[layer.map_key], self.plan.tactics[layer.map_key]
-        last = tactic.groups == 1
-        target = out if last else self._partial
-        fields = {
-            "x": x, "weight": weight, "bias": bias if last else None,
-            "residual": residual if last else None, "out": target, "order": domain.order,
-            "table": domain.table, "tile_mask": domain.tile_mask, "tile_rank": domain.tile_rank,
-            "n_tiles": domain.counts, "ticket": self._tickets[ticket:],
-            "group_taps": domain.shape.group_taps, "relu": int(last and layer.relu),
-        }  # fmt: skip
-        self._bind_conv(layer, tactic, domain, fields)
-        if not last:
-            self._bind_finish(layer, domain, bias, residual, out)
+        if layer is self._layers[0]:
+            self._bind_input(layer, x, out)
+        else:
+            self._bind_conv(layer, x, residual, out, ticket)
+            if self._is_partial(layer):
+                self._bind_finish(layer, residual, out)
         return out
 
-    def _bind_input(
-        self,
-        layer: LayerSpec,
-        x: torch.Tensor,
-        weight: torch.Tensor,
-        bias: torch.Tensor,
-        out: torch.Tensor,
-    ) -> None:
+    def _bias(self, layer: LayerSpec) -> torch.Tensor:
+        return self._keep(self._tensors[f"{layer.name}.bias"].contiguous())
+
+    def _keep(self, tensor: torch.Tensor) -> torch.Tensor:
+        self._packed.append(tensor)
+        return tensor
+
+    def _bind_input(self, layer: LayerSpec, x: torch.Tensor, out: torch.Tensor) -> None:
         kernel = self._kernel(
-            "input_conv", "input_conv", IN=layer.in_channels, OUT=layer.out_channels
-        )
-        fields = {"x": x, "weight": weight, "bias": bias, "out": out, "level": 0}
+            "input_conv", "input_conv",
+            IN=layer.in_channels, OUT=layer.out_channels, HALF=int(self._half),
+        )  # fmt: skip
+        weight = self._keep(self._tensors[f"{layer.name}.weight"].contiguous())
+        fields = {"x": x, "weight": weight, "bias": self._bias(layer), "out": out, "level": 0}
         value = struct_value("input_conv.cu", "InputConv", fields)
         self._add(layer.name, kernel, self.maps.multiprocessors * 8, 128, self._levels, value)
 
     def _bind_conv(
-        self, layer: LayerSpec, tactic: ConvTactic, domain: DomainBuffers, fields: dict[str, object]
+        self,
+        layer: LayerSpec,
+        x: torch.Tensor,
+        residual: torch.Tensor | None,
+        out: torch.Tensor,
+        ticket: torch.Tensor,
     ) -> None:
+        domain, tactic = self.maps.domains[layer.map_key], self.plan.tactics[layer.map_key]
         sizes = (layer.in_channels, layer.out_channels, layer.taps)
-        kernel = self._kernel(
-            tactic.kernel, tactic.kernel, tactic.shared_bytes(*sizes), **tactic.defines(*sizes)
+        partial, defines = self._is_partial(layer), tactic.defines(*sizes)
+        weight, scale = tactic.pack(self._tensors[f"{layer.name}.weight"])
+        fields: dict[str, object] = {
+            "x": x, "weight": self._keep(weight), "bias": None if partial else self._bias(layer),
+            "residual": None if partial else residual, "out": self._partial if partial else out,
+            "order": domain.order, "table": domain.table, "tile_mask": domain.tile_mask,
+            "tile_rank": domain.tile_rank, "n_tiles": domain.counts, "ticket": ticket,
+            "group_taps": domain.shape.group_taps, "relu": int(layer.relu and not partial),
+        }  # fmt: skip
+        if tactic.kind == "tensor_cores":
+            fields |= {"x_scale": 1.0, "out_scale": 1.0 / scale}
+            defines["PARTIAL"] = int(partial)
+        kernel = self._kernel(tactic.kernel, tactic.kernel, tactic.shared_bytes(*sizes), **defines)
+        blocks = min(
+            -(-domain.shape.tile_capacity // tactic.tiles_per_block),
+            self.maps.multiprocessors * tactic.min_blocks,
         )
-        blocks = min(domain.shape.tile_capacity, self.maps.multiprocessors * tactic.min_blocks)
-        value = struct_value("sparse_conv.cu", "Convolution", fields)
+        value = struct_value(*tactic.parameters, fields)
         self._add(layer.map_key, kernel, blocks, tactic.threads(layer.out_channels), value)
 
     def _bind_finish(
-        self,
-        layer: LayerSpec,
-        domain: DomainBuffers,
-        bias: torch.Tensor,
-        residual: torch.Tensor | None,
-        out: torch.Tensor,
+        self, layer: LayerSpec, residual: torch.Tensor | None, out: torch.Tensor
     ) -> None:
-        shape = domain.shape
+        domain = self.maps.domains[layer.map_key]
         fields = {
-            "part": self._partial, "mask": domain.mask, "bias": bias, "residual": residual,
-            "out": out, "level": shape.out_level, "groups": shape.groups,
-            "group_taps": shape.group_taps, "channels4": layer.out_channels // 4,
-            "relu": int(layer.relu),
+            "part": self._partial, "mask": domain.mask, "bias": self._bias(layer),
+            "residual": residual, "out": out, "level": domain.shape.out_level,
+            "group_taps": domain.shape.group_taps, "relu": int(layer.relu),
         }  # fmt: skip
-        kernel = self._kernel("epilogue", "finish_groups")
+        kernel = self._kernel(
+            "epilogue", "finish_groups", GROUPS=domain.shape.groups, COUT=layer.out_channels,
+            HALF=int(out.dtype == torch.float16),
+        )  # fmt: skip
         value = struct_value("epilogue.cu", "Finish", fields)
         blocks = self.maps.multiprocessors * 8
         self._add(layer.map_key, kernel, blocks, _THREADS, self._levels, value)
 
     def _bind_merge(self, merged: list[torch.Tensor]) -> torch.Tensor:
-        channels = merged[0].shape[1]
+        channels, dtype = merged[0].shape[1], merged[0].dtype
         rows = self.maps.levels[BEV_UNION].shape.row_capacity
-        out = self.maps.arena.empty(rows, channels, dtype=torch.float32)
+        out = self.maps.arena.empty(rows, channels, dtype=dtype)
         self._outputs["bev"] = out
         value = struct_value(
             "bev_merge.cu", "Merge", {"x": merged, "out": out, "channels4": channels // 4}
         )
-        kernel = self._kernel("bev_merge", "bev_merge")
+        kernel = self._kernel("bev_merge", "bev_merge", HALF=int(self._half))
         blocks = self.maps.multiprocessors * 8
         self._add("bev", kernel, blocks, _THREADS, self._levels, value)
         return out
@@ -210,7 +260,7 @@ class SparseBackbone:
         return self.maps.level_structs
 
     def _kernel(self, stem: str, name: str, shared_bytes: int = 0, **defines: object) -> Kernel:
-        key = (stem, name, tuple(sorted(defines.items())))
+        key = (stem, name, shared_bytes, tuple(sorted(defines.items())))
         if key not in self._kernels:
             self._kernels[key] = Kernel(
                 stem, name, defines, shared_bytes=shared_bytes, device=self.maps.device

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 
 from driveRT_ros.core.config import LidarConfig
+from driveRT_ros.core.errors import ConfigError
 from driveRT_ros.core.tactics import ConvTactic
 
 Triple = tuple[int, int, int]
@@ -17,6 +19,11 @@ BEV_DILATED = 7
 """Place of its 3 x 3 dilation."""
 LEAF_EDGE = 8
 """Cells along the edge of a leaf; kernels/levels.cuh."""
+
+KEY_TAPS = 9
+"""Taps of a group that its rows are counted by; kernels/coordmap.cu."""
+MAX_TAPS = 27
+"""Taps of the largest kernel, one bit each; kernels/coordmap.cu."""
 
 _ROWS_BY_LEVEL = (1.0, 1.5, 0.8, 0.4)
 """Rows of levels 1 to 4 for one voxel: a stride-2 level has 0.5 to 1.6 times the rows of the one
@@ -65,6 +72,9 @@ class DomainShape:
         groups: Groups of taps, from the tactic.
         tile_rows: Rows of a tile, from the tactic.
         row_capacity: Of the output level.
+
+    Raises:
+        ConfigError: If there are more taps than a mask has bits, or they make no such groups.
     """
 
     name: str
@@ -77,11 +87,27 @@ class DomainShape:
     tile_rows: int
     row_capacity: int
 
+    def __post_init__(self) -> None:
+        taps = math.prod(self.kernel_zyx)
+        if taps > MAX_TAPS or taps % self.groups or taps // self.groups not in (3, 9, 27):
+            raise ConfigError(
+                f"Domain '{self.name}' has {taps} taps in {self.groups} groups; maps hold kernels "
+                f"of up to {MAX_TAPS} taps in groups of 3, 9 or 27."
+            )
+        if self.tile_rows not in (16, 32, 64, 128):
+            raise ConfigError(
+                f"Domain '{self.name}' has tiles of {self.tile_rows} rows; use 16, 32, 64 or 128."
+            )
+
     @property
     def group_taps(self) -> int:
         """Taps of a group."""
-        z, y, x = self.kernel_zyx
-        return z * y * x // self.groups
+        return math.prod(self.kernel_zyx) // self.groups
+
+    @property
+    def bins(self) -> int:
+        """Patterns of taps that the rows of all groups are counted by; kernels/coordmap.cu."""
+        return self.groups << min(self.group_taps, KEY_TAPS)
 
     @property
     def tile_capacity(self) -> int:

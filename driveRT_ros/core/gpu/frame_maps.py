@@ -15,7 +15,13 @@ from driveRT_ros.core.config import LidarConfig
 from driveRT_ros.core.cuda import Kernel, Launch
 from driveRT_ros.core.errors import ConfigError, InvalidFrame
 from driveRT_ros.core.gpu.arena import Arena
-from driveRT_ros.core.gpu.domains import DomainShape, LevelShape, domain_shapes, level_shapes
+from driveRT_ros.core.gpu.domains import (
+    KEY_TAPS,
+    DomainShape,
+    LevelShape,
+    domain_shapes,
+    level_shapes,
+)
 from driveRT_ros.core.kernel_args import pack_structs
 from driveRT_ros.core.plan import Plan
 from driveRT_ros.core.sparse_types import NUM_FEATURES
@@ -74,8 +80,8 @@ class DomainBuffers:
             "out_level": s.out_level, "in_level": s.in_level, "kz": kz, "ky": ky, "kx": kx,
             "stride": s.stride, "padding": s.padding, "groups": s.groups,
             "group_taps": s.group_taps, "tile_rows": s.tile_rows,
-            "tile_capacity": s.tile_capacity, "last_group": s.groups // 2, "mask": self.mask,
-            "bins": self.bins, "taken": self.taken, "order": self.order, "table": self.table,
+            "tile_capacity": s.tile_capacity, "mask": self.mask, "bins": self.bins,
+            "taken": self.taken, "order": self.order, "table": self.table,
             "tile_mask": self.tile_mask, "tile_rank": self.tile_rank, "counts": self.counts,
         }  # fmt: skip
 
@@ -193,7 +199,7 @@ class FrameMaps:
 
     def _domain(self, shape: DomainShape) -> DomainBuffers:
         new, zeroed = self.arena.empty, self.arena.zeroed
-        tiles, bins = shape.tile_capacity, shape.groups << shape.group_taps
+        tiles, bins = shape.tile_capacity, shape.bins
         return DomainBuffers(
             shape,
             mask=new(shape.row_capacity),
@@ -250,10 +256,10 @@ class FrameMaps:
     def _domain_launches(self) -> list[Launch]:
         count, blocks = len(self.domains), self.multiprocessors * 4
         both = (self.level_structs, self.domain_structs, count)
-        walk = [
-            self._kernel("coordmap", name).bind(blocks, _THREADS, *both)
-            for name in ("mask_rows", "order_rows", "fill_tiles")
-        ]
+        names = ["mask_rows", "order_rows", "sort_rows", "fill_tiles"]
+        if all(d.shape.group_taps <= KEY_TAPS for d in self.domains.values()):
+            names.remove("sort_rows")
+        walk = [self._kernel("coordmap", name).bind(blocks, _THREADS, *both) for name in names]
         rank = self._kernel("coordmap", "rank_tiles")
         return [*walk, rank.bind(count, _THREADS, self.domain_structs)]
 
@@ -289,5 +295,5 @@ def _zeroed_bytes(
 ) -> int:
     """Return room for everything that starts at zero, generously: it is a few megabytes."""
     by_level = sum(8 * s.top_words + s.leaf_capacity // 2 + 4096 for s in levels)
-    by_domain = sum(8 * (s.groups << s.group_taps) + 2048 for s in domains)
+    by_domain = sum(8 * s.bins + 2048 for s in domains)
     return by_level + by_domain + 8 * levels[0].row_capacity + points // 64 + (64 << 10)
