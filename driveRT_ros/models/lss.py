@@ -22,7 +22,10 @@ from driveRT_ros.models.efficientnet_lite import EfficientNetLite0
 from driveRT_ros.models.layers import BasicBlock, ConvModule
 from driveRT_ros.models.resnet import ResNet50
 
-BACKBONES = {"efficientnet_lite0": EfficientNetLite0, "resnet50": ResNet50}
+BACKBONES: Mapping[str, type[EfficientNetLite0] | type[ResNet50]] = {
+    "efficientnet_lite0": EfficientNetLite0,
+    "resnet50": ResNet50,
+}
 
 
 @dataclass(frozen=True, eq=False)

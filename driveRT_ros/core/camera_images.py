@@ -1,0 +1,195 @@
+"""From camera frames to what the network takes: checks, one resize and crop, one tensor."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import cv2
+import numpy as np
+import numpy.typing as npt
+import torch
+
+from driveRT_ros.core.camera_config import ImageConfig
+from driveRT_ros.core.errors import InvalidFrame
+from driveRT_ros.core.frame import CameraFrame
+
+ORTHONORMAL_TOLERANCE = 1e-3
+"""Rotations from rounded quaternions are this exact; anything worse is no rotation."""
+
+Pixels = npt.NDArray[np.uint8]
+
+
+@dataclass(frozen=True)
+class ImageFit:
+    """How one image becomes the network input: ``u' = scale_x * u - left``, likewise v.
+
+    The shift of pixel centres under resizing, less than half a pixel of the network input, is left
+    out, as in published checkpoints.
+
+    Args:
+        resized_wh: Image size after resizing.
+        scale_xy: Factors of both axes.
+        left: Columns cut from the left; negative pads with black.
+        top: Rows cut from the top; negative pads with black.
+        size_hw: Network input.
+    """
+
+    resized_wh: tuple[int, int]
+    scale_xy: tuple[float, float]
+    left: int
+    top: int
+    size_hw: tuple[int, int]
+
+    @staticmethod
+    def of(size_wh: tuple[int, int], config: ImageConfig) -> ImageFit:
+        """Return how images of one size are fitted.
+
+        Args:
+            size_wh: Width and height of the camera image.
+            config: Network input, resize factor and crop.
+        """
+        width, height = size_wh
+        rows, cols = config.size_hw
+        factor = config.resize or cols / width
+        resized = max(1, round(width * factor)), max(1, round(height * factor))
+        return ImageFit(
+            resized_wh=resized,
+            scale_xy=(resized[0] / width, resized[1] / height),
+            left=(resized[0] - cols) // 2,
+            top=round((resized[1] - rows) * config.crop_top),
+            size_hw=(rows, cols),
+        )
+
+    @property
+    def post_rot(self) -> npt.NDArray[np.float64]:
+        """(3, 3): scales u and v of (u, v, depth)."""
+        return np.diag([*self.scale_xy, 1.0])
+
+    @property
+    def post_trans(self) -> npt.NDArray[np.float64]:
+        """(3,): shifts u and v of (u, v, depth)."""
+        return np.array([-self.left, -self.top, 0.0])
+
+    def apply(self, image: Pixels, out: Pixels) -> None:
+        """Resize and crop one image into a row of the batch.
+
+        Args:
+            image: (H, W, 3) of the size that this fit was made for.
+            out: (rows, cols, 3) uint8, zero on entry.
+        """
+        # Averaging areas instead of sampling keeps fine texture from turning into moire.
+        shrinking = max(self.scale_xy) <= 1.0
+        method = cv2.INTER_AREA if shrinking else cv2.INTER_LINEAR
+        resized = cv2.resize(image, self.resized_wh, interpolation=method)
+        from_x, from_y = max(self.left, 0), max(self.top, 0)
+        to_x, to_y = max(-self.left, 0), max(-self.top, 0)
+        part = resized[from_y : from_y + out.shape[0] - to_y, from_x : from_x + out.shape[1] - to_x]
+        out[to_y : to_y + part.shape[0], to_x : to_x + part.shape[1]] = part
+
+
+def check_frame(frame: CameraFrame) -> None:
+    """Check that an image and its calibration can be used.
+
+    Raises:
+        InvalidFrame: With a stable ``code``: ``image_missing``, ``image_type``, ``image_size``,
+            ``intrinsics``, ``distorted`` or ``extrinsics``.
+    """
+    _check_image(frame)
+    _check_calibration(frame)
+
+
+def _check_image(frame: CameraFrame) -> None:
+    image, name = frame.image, frame.name
+    if image is None:
+        raise InvalidFrame(
+            f"{name} has no pixels; decode the image before processing it.",
+            "image",
+            None,
+            "(H, W, 3) uint8",
+            code="image_missing",
+        )
+    if image.dtype != np.uint8 or image.ndim != 3 or image.shape[2] != 3 or not image.size:
+        raise InvalidFrame(
+            f"The image of {name} must hold RGB bytes.",
+            "image",
+            f"{image.shape} {image.dtype}",
+            "(H, W, 3) uint8",
+            code="image_type",
+        )
+    size_wh = (image.shape[1], image.shape[0])
+    if size_wh != tuple(frame.size_wh):
+        raise InvalidFrame(
+            f"The image of {name} has another size than its calibration.",
+            "image",
+            size_wh,
+            tuple(frame.size_wh),
+            code="image_size",
+        )
+
+
+def _check_calibration(frame: CameraFrame) -> None:
+    K, name = np.asarray(frame.K), frame.name
+    if K.shape != (3, 3) or not np.isfinite(K).all() or K[0, 0] <= 0 or K[1, 1] <= 0:
+        raise InvalidFrame(
+            f"{name} is not calibrated.",
+            "K",
+            K.tolist(),
+            "finite (3, 3) with positive focal lengths",
+            code="intrinsics",
+        )
+    if np.any(np.asarray(frame.D) != 0):
+        raise InvalidFrame(
+            f"The image of {name} is distorted; undistort it before processing it.",
+            "D",
+            np.asarray(frame.D).tolist(),
+            "no coefficients, or zeros",
+            code="distorted",
+        )
+    T = np.asarray(frame.T_ego_camera)
+    usable = T.shape == (4, 4) and bool(np.isfinite(T).all())
+    if usable:
+        rotation = T[:3, :3]
+        error = np.abs(rotation @ rotation.T - np.eye(3)).max()
+        usable = error < ORTHONORMAL_TOLERANCE and np.linalg.det(rotation) > 0
+    if not usable:
+        raise InvalidFrame(
+            f"The pose of {name} is no rigid transform.",
+            "T_ego_camera",
+            T.tolist(),
+            "finite (4, 4) of a right-handed rotation and a translation",
+            code="extrinsics",
+        )
+
+
+def network_input(frames: Sequence[CameraFrame | None], config: ImageConfig) -> Pixels:
+    """Return the resized and cropped images, black where a camera is missing.
+
+    Args:
+        frames: One entry a camera, checked.
+        config: Network input.
+
+    Returns:
+        (N, rows, cols, 3) uint8 RGB.
+    """
+    batch = np.zeros((len(frames), *config.size_hw, 3), np.uint8)
+    for frame, out in zip(frames, batch):
+        if frame is not None and frame.image is not None:
+            ImageFit.of(frame.size_wh, config).apply(frame.image, out)
+    return batch
+
+
+def normalized(batch: torch.Tensor, config: ImageConfig, dtype: torch.dtype) -> torch.Tensor:
+    """Return the network input as numbers: ``(colour - mean) / std`` in the network's order.
+
+    Args:
+        batch: (N, rows, cols, 3) uint8 RGB on the device of the network.
+        config: Colour order, mean and standard deviation.
+        dtype: Of the network.
+
+    Returns:
+        (1, N, 3, rows, cols), channels last in memory.
+    """
+    colours = batch.flip(-1) if config.channel_order == "bgr" else batch
+    mean, std = (torch.tensor(v, device=batch.device) for v in (config.mean, config.std))
+    return ((colours.float() - mean) / std).to(dtype).permute(0, 3, 1, 2).unsqueeze(0)
