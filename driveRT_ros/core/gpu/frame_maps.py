@@ -15,6 +15,7 @@ from driveRT_ros.core.config import LidarConfig
 from driveRT_ros.core.cuda import Kernel, Launch
 from driveRT_ros.core.errors import ConfigError, InvalidFrame
 from driveRT_ros.core.gpu.arena import Arena
+from driveRT_ros.core.gpu.counts import read_counts
 from driveRT_ros.core.gpu.domains import (
     KEY_TAPS,
     DomainShape,
@@ -150,18 +151,7 @@ class FrameMaps:
 
         A frame with an overflow is incomplete: raise the capacity or run it elsewhere.
         """
-        over = {}
-        for number, level in enumerate(self.levels, start=1):
-            leaves, rows = level.counts[:2].tolist()
-            if rows > level.shape.row_capacity:
-                over[f"rows of level {number}"] = (rows, level.shape.row_capacity)
-            if leaves > level.shape.leaf_capacity:
-                over[f"leaves of level {number}"] = (leaves, level.shape.leaf_capacity)
-        for name, domain in self.domains.items():
-            tiles = int(domain.counts[0])
-            if tiles > domain.shape.tile_capacity:
-                over[f"tiles of {name}"] = (tiles, domain.shape.tile_capacity)
-        return over
+        return dict(read_counts(self).overflow)
 
     @staticmethod
     def _check(config: LidarConfig) -> None:
