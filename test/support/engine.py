@@ -1,0 +1,112 @@
+"""The whole sparse engine in tests: on a GPU, or the same Python and kernels on the CPU shim."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+
+import numpy as np
+import torch
+
+from driveRT_ros.core.config import LidarConfig
+from driveRT_ros.core.gpu import backbone as backbone_module
+from driveRT_ros.core.gpu import frame_maps as frame_maps_module
+from driveRT_ros.core.ops import Ops
+from driveRT_ros.models.untrained import untrained_weights
+from driveRT_ros.models.voxelnext import Backbone
+from test.support.launch import Backend
+
+GPU = "CPU shim"
+BACKEND = Backend("cpu-shim")
+
+
+class ShimKernel:
+    """What ``core.cuda.Kernel`` is, but it runs on the shim."""
+
+    def __init__(self, stem, name, defines=None, *, shared_bytes=0, device=None):
+        assert device == torch.device("cpu")
+        self.stem, self.name, self.shared = stem, name, shared_bytes
+        self.defines = dict(defines or {})
+
+    def bind(self, grid, block, *args):
+        def launch(stream=None):
+            how = {"defines": self.defines, "shared": self.shared}
+            BACKEND.launch(self.stem, self.name, grid, block, *args, **how)
+
+        return launch
+
+
+def put_on_the_shim(monkeypatch, capability=(9, 0)):
+    """Let ``SparseBackbone`` on the device ``cpu`` take the shim for a small GPU."""
+    monkeypatch.setattr(backbone_module, "Kernel", ShimKernel)
+    monkeypatch.setattr(frame_maps_module, "Kernel", ShimKernel)
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device=None: capability)
+    monkeypatch.setattr(torch.cuda, "get_device_name", lambda device=None: GPU)
+    properties = SimpleNamespace(multi_processor_count=1)
+    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda device=None: properties)
+
+
+def street(count: int, seed: int, edge_m=(12.0, 9.6)) -> torch.Tensor:
+    """Return points on a ground plane, a wall and crowded lumps, some outside the grid.
+
+    Args:
+        count: Points.
+        seed: Of the generator.
+        edge_m: Half the grid along x and y; z goes from -5 to 3.
+    """
+    rng = np.random.default_rng(seed)
+    x, y = edge_m
+    xyz = rng.uniform((-1.2 * x, -1.15 * y, -2), (1.2 * x, 1.15 * y, -1.7), (count, 3))
+    wall, lump = count // 3, count // 10
+    xyz[:wall] = rng.uniform((x / 3, -0.9 * y, -2), (x / 3 + 0.2, 0.9 * y, 2.8), (wall, 3))
+    xyz[wall : wall + lump] = rng.normal((x / 6, y / 5, -1), 0.3, (lump, 3))
+    extra = np.stack([rng.uniform(0, 255, count), rng.choice([0, 0.05, 0.1], count)], axis=1)
+    return torch.from_numpy(np.concatenate([xyz, extra], axis=1).astype(np.float32))
+
+
+def tensors_of(config: LidarConfig, device="cpu", dtype=torch.float32):
+    """Return seeded weights with biases that are not zero."""
+    generator = torch.Generator().manual_seed(1)
+    tensors = untrained_weights(config.model, 0).to("cpu", torch.float32)
+    for name in sorted(tensors):
+        if name.endswith(".bias"):
+            noise = torch.randn(tensors[name].shape, generator=generator)
+            tensors[name] = tensors[name] + 0.1 * noise
+    return {name: tensor.to(device, dtype) for name, tensor in tensors.items()}
+
+
+def reference(config: LidarConfig, points: torch.Tensor):
+    """Return voxels, maps and the rows of the float64 network on the CPU."""
+    ops = Ops.for_device("cpu")
+    backbone = Backbone(config.model, tensors_of(config, dtype=torch.float64), ops)
+    voxels = ops.voxelize(points, config.voxelization)
+    maps = backbone.build_maps(voxels.coords_bzyx, config.voxelization.sparse_shape_zyx)
+    return voxels, maps, backbone.run(voxels.features.double(), maps)
+
+
+def in_order(coords: torch.Tensor) -> torch.Tensor:
+    """Return the order of rows by b, z, y, x."""
+    b, z, y, x = coords.long().cpu().unbind(1)
+    return (((b << 12 | z) << 16 | y) << 16 | x).argsort()
+
+
+TOLERANCE = {"fp32": 1e-5, "fp32x3": 1e-5, "tf32": 2e-2, "fp16": 2e-2}
+"""Largest error by precision, relative to the largest value of the result in float64."""
+
+
+def check_result(backbone, config, points, tolerance):
+    """Compare the last frame of an engine with the float64 network."""
+    voxels, maps, expected = reference(config, points)
+    got = backbone.rows()
+    assert backbone.maps.overflow() == {}
+    for level, coords in zip(backbone.maps.levels, maps.level_coords):
+        assert int(level.counts[1]) == len(coords)
+    assert backbone.maps.dropped.tolist() == [
+        voxels.dropped["non_finite_points"],
+        voxels.dropped["out_of_range_points"],
+    ]
+    mine, theirs = in_order(got.coords_bzyx), in_order(expected.coords_bzyx)
+    assert torch.equal(got.coords_bzyx.cpu()[mine], expected.coords_bzyx[theirs])
+    assert got.features.dtype == torch.float32
+    if len(theirs):
+        error = (got.features.cpu().double()[mine] - expected.features[theirs]).abs().max()
+        assert float(error) <= tolerance * float(expected.features.abs().max())
