@@ -57,8 +57,9 @@ def load_bevdet(path: str | Path, config: CameraConfig | CameraModelConfig) -> C
     ours = empty_network(model).state_dict()
     names = {name: checkpoint_name(name) for name in ours}
     compare_keys(path, set(names.values()), set(state))
-    tensors = {n: state[key].float() for n, key in names.items() if not n.endswith(_COUNTER)}
-    check_state(model, tensors, names)
+    found = {n: state[key] for n, key in names.items() if not n.endswith(_COUNTER)}
+    check_state(model, found, names)
+    tensors = {name: tensor.float() for name, tensor in found.items()}
     _check_classes(path, beside.get("meta"), model.network.class_names)
     mapping = [f"{path.name}: {len(state)} keys, SHA-256 {file_sha256(path)}"]
     mapping += [f"{names[name]} {tuple(tensors[name].shape)} -> {name}" for name in tensors]
