@@ -24,13 +24,13 @@ import torch
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
-from conv_mma_variants import variants
-from inputs import load_frames
-from timing import captured, machine, replay_times
-
+from driveRT_ros.bench.frames import load_frames
+from driveRT_ros.bench.timing import machine
+from driveRT_ros.core.candidates import tensor_core_variants as variants
 from driveRT_ros.core.config import LidarConfig
 from driveRT_ros.core.cuda import Kernel
 from driveRT_ros.core.gpu.frame_maps import DomainBuffers, FrameMaps
+from driveRT_ros.core.gpu.replay import captured, replay_times
 from driveRT_ros.core.kernel_args import struct_value
 from driveRT_ros.core.plan import default_plan
 from driveRT_ros.core.sparse_conv_mma import PARAMETERS, MmaTactic, pack_weight, round_tf32
@@ -328,7 +328,7 @@ def main() -> None:
     parser.add_argument("--output", type=Path, help="JSON file to write")
     args = parser.parse_args()
     config = LidarConfig()
-    (frame,) = load_frames(args.data, [args.frame], config)
+    (frame,) = load_frames([args.frame], args.data, config)
     maps = Maps(config, frame.points)
     base, channels = maps.get(3, 64), config.model.channels
     records: list[dict[str, Any]] = []
@@ -343,7 +343,7 @@ def main() -> None:
         layer = Layer(name, sources_of(domain, rows), in_rows, c_in, c_out)
         records += bench_layer(layer, maps, args.precisions.split(","))
     if args.output:
-        args.output.write_text(json.dumps({"machine": machine(""), "runs": records}, indent=1))
+        args.output.write_text(json.dumps({"machine": machine(), "runs": records}, indent=1))
 
 
 if __name__ == "__main__":

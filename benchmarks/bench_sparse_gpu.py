@@ -13,7 +13,6 @@ import time
 _PROCESS_START = time.perf_counter()
 
 import argparse  # noqa: E402
-import functools  # noqa: E402
 import json  # noqa: E402
 import os  # noqa: E402
 import subprocess  # noqa: E402
@@ -22,34 +21,18 @@ import tempfile  # noqa: E402
 from pathlib import Path  # noqa: E402
 from typing import Any  # noqa: E402
 
+REPO = Path(__file__).resolve().parents[1]
+sys.path.insert(0, str(REPO))
+
 import torch  # noqa: E402
-from candidates import EqualProducts, Ours, Peer  # noqa: E402
-from inputs import (  # noqa: E402
-    Frame,
-    distinct_voxels,
-    load_frames,
-    network_tensors,
-    voxels_of,
-)
-from networks import TorchNetwork, stages_of  # noqa: E402
-from peers_spconv import ALGORITHMS, PRECISIONS, spconv_peers  # noqa: E402
 from peers_triton import time_triton  # noqa: E402
-from timing import (  # noqa: E402
-    captured,
-    ceilings,
-    clocks,
-    machine,
-    replay_times,
-    summary,
-    warm_profiler,
-)
 
+from driveRT_ros.bench.contenders import Ours  # noqa: E402
+from driveRT_ros.bench.frames import load_frames, network_tensors  # noqa: E402
+from driveRT_ros.bench.sparse import Protocol, SparseBench, write_report  # noqa: E402
+from driveRT_ros.bench.timing import ceilings, clocks, warm_profiler  # noqa: E402
 from driveRT_ros.core.config import LidarConfig  # noqa: E402
-from driveRT_ros.core.plan import Plan  # noqa: E402
-from driveRT_ros.models.graph import build_graph  # noqa: E402
-
-EAGER_RUNS = 6  # a round
-PROFILED_RUNS = 10
+from driveRT_ros.core.errors import DriveRTError  # noqa: E402
 
 
 def arguments() -> argparse.Namespace:
@@ -59,6 +42,7 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--output", type=Path, required=True, help="JSON file to write")
     parser.add_argument("--commit", default="", help="commit measured; by default git's")
     parser.add_argument("--frames", default="A,B,C,S10,S1", help="in this order")
+    parser.add_argument("--precisions", default="fp32", help="of ours, by comma")
     parser.add_argument("--peers", default="spconv,torch,cublas,triton", help="empty for none")
     parser.add_argument("--rounds", type=int, default=4, help="interleaved rounds")
     parser.add_argument("--samples", type=int, default=6, help="of a graph in a round")
@@ -71,116 +55,15 @@ def arguments() -> argparse.Namespace:
     return parser.parse_args()
 
 
-class Bench:
-    """The candidates and the report that grows with every frame."""
-
-    def __init__(self, options: argparse.Namespace) -> None:
-        self.options, self.config = options, LidarConfig()
-        self.wanted = set(filter(None, options.peers.split(",")))
-        self.tensors = network_tensors(self.config)
-        oracle = {name: tensor.double() for name, tensor in self.tensors.items()}
-        self.oracle = TorchNetwork(self.config, oracle)
-        self.ours = self._our_candidates()
-        self.peers = self._peers()
-        self.report: dict[str, Any] = {
-            **machine(options.commit),
-            "protocol": {
-                "rounds": options.rounds,
-                "graph_samples": options.rounds * options.samples,
-                "replays_a_sample": options.replays,
-                "eager_runs": options.rounds * EAGER_RUNS,
-                "profiled_runs": PROFILED_RUNS,
-            },
-            "clocks": [clocks("start")],
-            "frames": {},
-        }
-
-    def _our_candidates(self) -> list[Ours]:
-        found = [Ours("ours fp32", "fp32", self.config, self.tensors)]
-        for text in self.options.plan:
-            precision, path = text.split("=", 1)
-            name = f"ours {precision} ({Path(path).stem})"
-            found.append(Ours(name, precision, self.config, self.tensors, Plan.load(path)))
-        return found
-
-    def _peers(self) -> list[Peer]:
-        found = []
-        if "spconv" in self.wanted:
-            found += spconv_peers("spconv", PRECISIONS, ALGORITHMS, self.config, self.tensors)
-        if "torch" in self.wanted:
-            make = functools.partial(TorchNetwork, self.config, self.tensors)
-            found.append(Peer("torch fp32 gather-product-scatter", "fp32", make))
-        return found
-
-    def write(self) -> None:
-        """Write the report so far."""
-        partial = self.options.output.with_suffix(".part")
-        partial.parent.mkdir(parents=True, exist_ok=True)
-        partial.write_text(json.dumps(self.report, indent=1) + "\n", encoding="utf-8")
-        os.replace(partial, self.options.output)
-
-    def time_frame(self, frame: Frame) -> None:
-        """Check all candidates on one frame and time those that pass, in turns."""
-        voxels, points = voxels_of(frame.points, self.config), frame.points.cuda()
-        self.oracle.load(voxels)
-        self.oracle.run()
-        want = self.oracle.outputs()
-        rows = [len(want[f"subm{n}"][0]) for n in range(1, 7)]
-        if frame.rows and rows != list(frame.rows):
-            sys.exit(f"Frame {frame.name} has rows {rows}, the table says {list(frame.rows)}.")
-        ours = [c for c in self.ours if c.prepare(points, want)]
-        peers = [p for p in self.peers if p.prepare(voxels, want)]
-        stages, maps = stages_of(build_graph(self.config.model)), self.oracle.maps.by_key
-        precisions = PRECISIONS if "cublas" in self.wanted else ()
-        products = [EqualProducts(maps, stages, precision) for precision in precisions]
-        found = {
-            "source": frame.source,
-            "points": len(frame.points),
-            "rows": [*rows, len(want["bev"][0]), len(want["subm_out"][0])],
-            "candidates": {},
-        }
-        self.report["frames"][frame.name] = found
-        sample = functools.partial(_sample, self.options)
-        for turn in range(self.options.rounds):
-            everyone = [*ours, *peers, *products]
-            # There and back: what drifts during a round meets everyone alike.
-            for candidate in everyone if turn % 2 == 0 else reversed(everyone):
-                sample(candidate)
-            if turn == 0:
-                self.report["clocks"].append(clocks(f"frame {frame.name}"))
-        for candidate in (*self.ours, *self.peers, *products):
-            found["candidates"][candidate.name] = candidate.result()
-
-    def profile_frame(self, frame: Frame) -> None:
-        """Add kernel sums; the profiler may slow what runs after it, so this comes last."""
-        voxels, points = voxels_of(frame.points, self.config), frame.points.cuda()
-        found = self.report["frames"][frame.name]["candidates"]
-        for candidate in (*self.ours, *self.peers):
-            if "absent" not in found[candidate.name]:
-                source = points if isinstance(candidate, Ours) else voxels
-                found[candidate.name].update(candidate.profile(source, PROFILED_RUNS))
-
-    def time_edges(self) -> dict[str, Any]:
-        """Time our engine on clouds that peers refuse: none, one, and more than fit."""
-        capacity = self.config.voxelization.max_voxels
-        ours, found = self.ours[0].backbone, {}
-        graph = captured(ours.run)
-        for voxels in (0, 1, capacity + 1):
-            points = distinct_voxels(voxels, self.config.voxelization).cuda()
-            ours.maps.load(points)
-            times = replay_times(graph, self.options.samples, self.options.replays)
-            found[str(voxels)] = {
-                "graph_us": summary(times),
-                "overflow": {name: list(pair) for name, pair in ours.maps.overflow().items()},
-            }
-        return found
-
-
-def _sample(options: argparse.Namespace, candidate: Ours | Peer | EqualProducts) -> None:
-    if isinstance(candidate, Peer):
-        candidate.sample(EAGER_RUNS)
-    else:
-        candidate.sample(options.samples, options.replays)
+def made(options: argparse.Namespace) -> SparseBench:
+    """Return the candidates: every precision with its default Plan, then the Plans named."""
+    plans: list[tuple[str, Path | None]] = [(p, None) for p in options.precisions.split(",")]
+    for text in options.plan:
+        precision, path = text.split("=", 1)
+        plans.append((precision, Path(path)))
+    protocol = Protocol(options.rounds, options.samples, options.replays)
+    peers = list(filter(None, options.peers.split(",")))
+    return SparseBench(LidarConfig(), plans, peers, protocol, options.commit)
 
 
 # ---- start-up -----------------------------------------------------------------------------------
@@ -193,8 +76,8 @@ def start(options: argparse.Namespace) -> None:
     torch.cuda.synchronize()
     context = time.perf_counter()
     config = LidarConfig()
-    first = next(load_frames(options.data, options.frames.split(","), config))
-    tensors, points = network_tensors(config), first.points.cuda()
+    first = next(load_frames(options.frames.split(","), options.data, config))
+    tensors, points = network_tensors(config, torch.device("cuda", 0)), first.points.cuda()
     torch.cuda.synchronize()
     ready = time.perf_counter()
     ours = Ours("ours fp32", "fp32", config, tensors).backbone
@@ -279,18 +162,19 @@ def main() -> None:
         return
     begin = time.perf_counter()
 
+    bench = made(options)
+
     def told(part: str) -> None:
-        bench.write()
+        write_report(bench.report, options.output)
         print(f"{time.perf_counter() - begin:6.1f} s  {part}", flush=True)
 
-    bench = Bench(options)
     report = bench.report
     told("candidates made")
     report["start"] = time_starts(options)
     report["ceilings"] = ceilings()
     told("starts and ceilings")
     frames = []
-    for frame in load_frames(options.data, options.frames.split(","), bench.config):
+    for frame in load_frames(options.frames.split(","), options.data, bench.config):
         frames.append(frame)
         bench.time_frame(frame)
         told(f"frame {frame.name}")
@@ -308,10 +192,13 @@ def main() -> None:
         told(f"profile of frame {frame.name}")
     report["clocks"].append(clocks("end"))
     report["seconds"] = round(time.perf_counter() - begin, 1)
-    bench.write()
+    write_report(report, options.output)
     print(short_table(report))
 
 
 if __name__ == "__main__":
-    with torch.no_grad():
-        main()
+    try:
+        with torch.no_grad():
+            main()
+    except DriveRTError as error:
+        sys.exit(str(error))

@@ -20,12 +20,15 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from candidates import Peer
-from inputs import Frame, load_frames, network_tensors, voxels_of
-from networks import Rows, TorchNetwork
-from peers_spconv import SpconvNetwork, spconv_peers
 
-from driveRT_ros.core.config import LidarConfig
+REPO = Path(__file__).resolve().parents[1]
+sys.path.insert(0, str(REPO))
+
+from driveRT_ros.bench.contenders import Peer  # noqa: E402
+from driveRT_ros.bench.frames import Frame, load_frames, network_tensors, voxels_of  # noqa: E402
+from driveRT_ros.bench.networks import Rows, TorchNetwork  # noqa: E402
+from driveRT_ros.bench.peers_spconv import SpconvNetwork, spconv_peers  # noqa: E402
+from driveRT_ros.core.config import LidarConfig  # noqa: E402
 
 PACKAGE, ALGORITHM = "spconv_triton", "MaskImplicitGemm"
 PRECISIONS = ("fp16", "fp32", "tf32")
@@ -97,7 +100,7 @@ def compile_share(share: int, of: int, network: SpconvNetwork, frame: Frame) -> 
                 print(f"{config}: {error}"[:200], file=sys.stderr)
 
     Autotuner.run = compile_only
-    network.load(voxels_of(frame.points, network.config))
+    network.load(voxels_of(frame.points, network.config, "cuda"))
     network.run()
     torch.cuda.synchronize()
 
@@ -133,8 +136,8 @@ def main() -> None:
     parser.add_argument("--compile", default="", help="share/of/precision")
     options = parser.parse_args()
     config = LidarConfig()
-    frames = load_frames(options.data, options.frames.split(","), config)
-    tensors = network_tensors(config)
+    frames = load_frames(options.frames.split(","), options.data, config)
+    tensors = network_tensors(config, "cuda")
     if options.compile:
         share, of, precision = options.compile.split("/")
         network = SpconvNetwork(PACKAGE, precision, ALGORITHM, config, tensors)
@@ -145,7 +148,7 @@ def main() -> None:
     oracle = TorchNetwork(config, {name: tensor.double() for name, tensor in tensors.items()})
     inputs = []
     for frame in frames:
-        voxels = voxels_of(frame.points, config)
+        voxels = voxels_of(frame.points, config, "cuda")
         oracle.load(voxels)
         oracle.run()
         inputs.append((frame.name, voxels, oracle.outputs()))

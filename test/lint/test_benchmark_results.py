@@ -9,7 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks import report, timing
+from benchmarks import report
+from driveRT_ros.bench import timing
 
 REPO = Path(__file__).resolve().parents[2]
 RESULTS = sorted((REPO / "benchmarks" / "results").glob("*.json"))

@@ -19,13 +19,14 @@ ROS_MODULE = re.compile(
 )
 # Layer: the layers it must not import. Data moves from io through core to nodes and never back.
 FORBIDDEN_LAYERS = {
-    "core": {"io", "nodes", "sim", "train", "commands", "cli"},
-    "io": {"nodes", "commands", "cli"},
-    "models": {"io", "nodes", "commands", "cli"},
-    "sim": {"nodes", "commands", "cli"},
-    "nodes": {"commands", "cli"},
+    "core": {"io", "nodes", "sim", "train", "bench", "commands", "cli"},
+    "io": {"nodes", "bench", "commands", "cli"},
+    "models": {"io", "nodes", "bench", "commands", "cli"},
+    "sim": {"nodes", "bench", "commands", "cli"},
+    "bench": {"nodes", "commands", "cli"},
+    "nodes": {"bench", "commands", "cli"},
 }
-ROS_FREE_LAYERS = ("core", "io", "models", "sim", "train")
+ROS_FREE_LAYERS = ("core", "io", "models", "sim", "bench", "train")
 MAX_MODULE_LINES = 400
 MAX_NODE_LINES = 200
 MAX_KERNEL_LINES = 500

@@ -9,11 +9,12 @@ from collections.abc import Mapping
 from typing import Protocol
 
 import torch
-from timing import Mark, unmarked
 
+from driveRT_ros.bench.timing import Mark, unmarked
 from driveRT_ros.core.config import LidarConfig
 from driveRT_ros.core.ops import Ops
 from driveRT_ros.core.sparse_conv import SparseTensor
+from driveRT_ros.core.tuner import TOLERANCE
 from driveRT_ros.models.graph import Graph, LayerSpec
 from driveRT_ros.models.voxelnext import MERGE_SCALES, MERGED_LEVELS, Backbone
 
@@ -21,10 +22,9 @@ MAPS, VOXELS, BEV = "maps", "voxel features", "bev"
 MAPS_AND_VOXELS = f"{MAPS} + {VOXELS}"
 Rows = tuple[torch.Tensor, torch.Tensor]
 """Features and (N, 3) z, y, x of the rows of a stage."""
-TOLERANCE = {"fp32": 1e-5, "fp32x3": 1e-5, "tf32": 1e-2, "fp16": 2e-2}
-"""Largest error of this engine, relative to the largest float64 value of the stage."""
 PEER_TOLERANCE = {**TOLERANCE, "fp32": 1e-4, "fp16": 5e-2}
-"""The same of a peer: some add up in half precision, which is theirs to choose."""
+"""Largest error of a peer, relative to the largest float64 value of the stage: some add up in half
+precision, which is theirs to choose."""
 
 
 class Network(Protocol):
@@ -56,7 +56,7 @@ def stages_of(graph: Graph) -> dict[str, list[LayerSpec]]:
 
 
 class TorchNetwork:
-    """The reference network on the GPU: gather, product and scatter, one tap at a time.
+    """The reference network: gather, product and scatter, one tap at a time.
 
     Args:
         config: Grid and channels.
@@ -66,7 +66,7 @@ class TorchNetwork:
     version = torch.__version__
 
     def __init__(self, config: LidarConfig, tensors: Mapping[str, torch.Tensor]) -> None:
-        self._ops = Ops.for_device("cuda")
+        self._ops = Ops.for_device(next(iter(tensors.values())).device)
         self._backbone = Backbone(config.model, tensors, self._ops)
         self._tensors, self._shape = tensors, config.voxelization.sparse_shape_zyx
         self._outputs: dict[str, Rows] = {}

@@ -1,4 +1,4 @@
-"""Clocks of the GPU benchmarks: graph replays, events, kernel sums, and what the machine was.
+"""Clocks of the GPU benchmarks: events, kernel sums, and what the machine was.
 
 All times are microseconds. Kernel sums come from the profiler: a marker kernel at the border of
 every stage splits the kernels of a run into stages, so host gaps count nowhere.
@@ -19,7 +19,9 @@ from typing import Any
 
 import torch
 
-REPO = Path(__file__).resolve().parents[1]
+from driveRT_ros import __version__
+from driveRT_ros.core.gpu.replay import captured, replay_times
+
 Mark = Callable[[str], None]
 """Called at the start of every stage with its name."""
 
@@ -47,36 +49,6 @@ def summary(samples: Sequence[float]) -> dict[str, float]:
     middle = statistics.median(samples)
     values = {"median": middle, "p5": low, "p95": high}
     return {**{name: round(value, 3) for name, value in values.items()}, "n": len(samples)}
-
-
-def captured(work: Callable[[], None]) -> torch.cuda.CUDAGraph:
-    """Return ``work`` as a CUDA graph, after it ran twice."""
-    stream = torch.cuda.Stream()
-    stream.wait_stream(torch.cuda.current_stream())
-    with torch.cuda.stream(stream):
-        work()
-        work()
-    torch.cuda.synchronize()
-    graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph, stream=stream):
-        work()
-    torch.cuda.synchronize()
-    return graph
-
-
-def replay_times(graph: torch.cuda.CUDAGraph, samples: int, replays: int) -> list[float]:
-    """Return the mean time of a replay, once a sample."""
-    times = []
-    graph.replay()
-    for _ in range(samples):
-        start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
-        start.record()
-        for _ in range(replays):
-            graph.replay()
-        end.record()
-        end.synchronize()
-        times.append(start.elapsed_time(end) * 1e3 / replays)
-    return times
 
 
 def eager_times(work: Callable[[], None], samples: int) -> tuple[list[float], list[float]]:
@@ -220,15 +192,12 @@ def clocks(when: str) -> dict[str, str]:
     return {"when": when, **dict(zip(_CLOCKS.values(), gpu_query(list(_CLOCKS))))}
 
 
-def machine(commit: str) -> dict[str, Any]:
-    """Return what the numbers depend on."""
-    if not commit:
-        done = subprocess.run(
-            ["git", "-C", str(REPO), "rev-parse", "--short", "HEAD"],
-            capture_output=True,
-            text=True,
-        )
-        commit = done.stdout.strip()
+def machine(commit: str = "") -> dict[str, Any]:
+    """Return what the numbers depend on.
+
+    Args:
+        commit: What was measured; by default that of the work tree that this package lies in.
+    """
     on_gpu = torch.cuda.is_available()
     return {
         "suite": "sparse",
@@ -239,8 +208,24 @@ def machine(commit: str) -> dict[str, Any]:
         "python": platform.python_version(),
         "cpu_count": os.cpu_count(),
         "date": datetime.date.today().isoformat(),
-        "commit": commit,
+        "version": __version__,
+        "commit": commit or work_tree_commit(),
     }
+
+
+def work_tree_commit() -> str:
+    """Return the commit of the work tree that tracks this file; empty for an installed package."""
+    here = Path(__file__).resolve()
+    for command in (["ls-files", "--error-unmatch", here.name], ["rev-parse", "--short", "HEAD"]):
+        try:
+            done = subprocess.run(
+                ["git", "-C", str(here.parent), *command], capture_output=True, text=True
+            )
+        except OSError:
+            return ""
+        if done.returncode:
+            return ""
+    return done.stdout.strip()
 
 
 def ceilings() -> dict[str, float]:

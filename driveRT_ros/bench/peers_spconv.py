@@ -15,10 +15,10 @@ from types import ModuleType
 from typing import Any
 
 import torch
-from candidates import Peer
-from networks import BEV, MAPS, Rows, stages_of
-from timing import Mark, unmarked
 
+from driveRT_ros.bench.contenders import Peer
+from driveRT_ros.bench.networks import BEV, MAPS, Rows, stages_of
+from driveRT_ros.bench.timing import Mark, unmarked
 from driveRT_ros.core.config import LidarConfig
 from driveRT_ros.models.graph import LayerSpec, build_graph
 from driveRT_ros.models.voxelnext import MERGE_SCALES, MERGED_LEVELS

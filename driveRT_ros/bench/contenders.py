@@ -8,12 +8,12 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 import torch
-from networks import (
+
+from driveRT_ros.bench.networks import (
     BEV,
     MAPS,
     MAPS_AND_VOXELS,
     PEER_TOLERANCE,
-    TOLERANCE,
     VOXELS,
     Network,
     Rows,
@@ -21,21 +21,20 @@ from networks import (
     failure,
     stages_of,
 )
-from timing import (
+from driveRT_ros.bench.timing import (
     Mark,
-    captured,
     eager_times,
     kernel_times,
-    replay_times,
     stage_event_times,
     summary,
     unmarked,
 )
-
 from driveRT_ros.core.config import LidarConfig
 from driveRT_ros.core.gpu.backbone import SparseBackbone
 from driveRT_ros.core.gpu.domains import BEV_DILATED, BEV_UNION
-from driveRT_ros.core.plan import Plan
+from driveRT_ros.core.gpu.replay import captured, replay_times
+from driveRT_ros.core.plan import Plan, default_plan
+from driveRT_ros.core.tuner import TOLERANCE
 from driveRT_ros.models.graph import LayerSpec
 
 
@@ -163,7 +162,10 @@ class Ours:
         plan: Plan | None = None,
     ) -> None:
         self.name, self.precision = name, precision
-        self.backbone = SparseBackbone(config, tensors, torch.device("cuda", 0), plan)
+        device = next(iter(tensors.values())).device
+        capability = torch.cuda.get_device_capability(device)
+        plan = plan or default_plan(config.model.channels, capability, precision)
+        self.backbone = SparseBackbone(config, tensors, device, plan)
         self._stages = stages_of(self.backbone.graph)
         self._graphs: dict[str, torch.cuda.CUDAGraph] = {}
         self.absent = ""

@@ -1,0 +1,1 @@
+"""Check, then time: the sparse engine beside its peers, on any machine."""
