@@ -16,7 +16,7 @@ struct Merge {
 constexpr int kFirstLevel = 3, kUnion = 6;  // places in `levels`
 
 // One warp a cell.
-extern "C" __global__ void __launch_bounds__(256) bev_merge(const Level* levels, const __grid_constant__ Merge m) {
+extern "C" __global__ void __launch_bounds__(256, 4) bev_merge(const Level* levels, const __grid_constant__ Merge m) {
     const Level& bev = levels[kUnion];
     const int rows = rows_of(bev), lane = threadIdx.x & 31, warps = gridDim.x * 8;
     for (int row = blockIdx.x * 8 + (threadIdx.x >> 5); row < rows; row += warps) {

@@ -248,7 +248,7 @@ extern "C" __global__ void __launch_bounds__(kThreads) sort_rows(const Level* le
 }
 
 // One warp a tile: union of taps and the input rows of each used tap.
-extern "C" __global__ void __launch_bounds__(kThreads) fill_tiles(const Level* levels, const Domain* domains, int n_domains) {
+extern "C" __global__ void __launch_bounds__(kThreads, 4) fill_tiles(const Level* levels, const Domain* domains, int n_domains) {
     __shared__ Units units;
     list_units(units, n_domains, [&](int d) { return min(domains[d].counts[0], domains[d].tile_capacity); });
     const int lane = threadIdx.x & 31, warps = gridDim.x * (kThreads / 32);

@@ -25,7 +25,7 @@ struct Finish {
     int group_taps, relu;
 };
 
-extern "C" __global__ void __launch_bounds__(kThreads) finish_groups(const Level* levels, const __grid_constant__ Finish f) {
+extern "C" __global__ void __launch_bounds__(kThreads, 4) finish_groups(const Level* levels, const __grid_constant__ Finish f) {
     const Level& level = levels[f.level];
     const long long count = static_cast<long long>(rows_of(level)) * kColumns, stride = gridDim.x * kThreads;
     const long long group_size = static_cast<long long>(level.row_capacity) * kColumns;

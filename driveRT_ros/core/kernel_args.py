@@ -132,11 +132,11 @@ def struct_value(file: str, name: str, fields: Mapping[str, object]) -> np.void:
     Args:
         file: File name in ``kernels/`` that declares the struct.
         name: The struct.
-        fields: Every field, by name; a tensor stands for its address, a list of tensors for an
-            array of addresses, and the caller keeps them alive.
+        fields: Every field, by name; a contiguous tensor stands for its address, a list of tensors
+            for an array of addresses, and the caller keeps them alive.
 
     Raises:
-        ConfigError: If a field is missing, unknown or out of range.
+        ConfigError: If a field is missing, unknown, out of range or not contiguous.
     """
     dtype = struct_dtype(file, name)
     if set(fields) != set(dtype.names or ()):
@@ -149,12 +149,17 @@ def struct_value(file: str, name: str, fields: Mapping[str, object]) -> np.void:
                 [_plain(v) for v in value] if isinstance(value, list) else _plain(value)
             )
         except (OverflowError, TypeError, ValueError) as error:
-            raise ConfigError(f"Field '{key}' of struct '{name}' cannot be {value!r}.") from error
+            what = repr(value)
+            if isinstance(value, torch.Tensor):
+                what = f"a tensor of strides {value.stride()}; call .contiguous()"
+            raise ConfigError(f"Field '{key}' of struct '{name}' cannot be {what}.") from error
     return packed[0]
 
 
 def _plain(value: object) -> object:
     if isinstance(value, torch.Tensor):
+        if not value.is_contiguous():
+            raise ValueError("a tensor that is not contiguous")
         return value.data_ptr()
     return 0 if value is None else value
 

@@ -13,8 +13,9 @@ from concurrent.futures import ThreadPoolExecutor
 from driveRT_ros.core.config import ModelConfig
 from driveRT_ros.core.nvrtc import compile_cubin, nvrtc_version
 from driveRT_ros.core.paths import share_path
-from driveRT_ros.core.plan import default_plan, domain_layers
-from driveRT_ros.core.sparse_conv_mma import PRECISIONS, MmaTactic
+from driveRT_ros.core.plan import PRECISIONS, default_plan, domain_layers
+from driveRT_ros.core.sparse_conv_mma import PRECISIONS as ARITHMETICS
+from driveRT_ros.core.sparse_conv_mma import MmaTactic
 from test.support.launch import SPARSE_CONV
 
 ARCHITECTURES = ("sm_75", "sm_80", "sm_86", "sm_89", "sm_90", "sm_90a", "sm_100", "sm_120")
@@ -25,17 +26,25 @@ OLD, NEW = ARCHITECTURES[:1], ARCHITECTURES[1:]
 
 
 def planned():
-    """Return constants and architectures of every convolution of the default Plans."""
+    """Return constants and architectures of every convolution of the default Plans.
+
+    Those of the tensor cores are measured on one old and one new architecture, and one of each flow
+    and precision on all (``tensor_core``): compiling each for each would take minutes.
+    """
     channels = ModelConfig().channels
     layers = domain_layers(channels)
-    for capability, architectures in (((7, 5), OLD), ((8, 0), NEW)):
-        for domain, tactic in default_plan(channels, capability).tactics.items():
-            yield tactic.kernel, tactic.defines(*layers[domain]), architectures
+    for precision in PRECISIONS:
+        for capability, architectures in (((7, 5), OLD), ((9, 0), NEW)):
+            for domain, tactic in default_plan(channels, capability, precision).tactics.items():
+                measured = architectures
+                if tactic.kind == "tensor_cores":
+                    measured = OLD if architectures is OLD else ("sm_90",)
+                yield tactic.kernel, tactic.defines(*layers[domain]), measured
 
 
 def tensor_core():
     """Return one convolution of each flow and precision of the tensor cores."""
-    for precision in PRECISIONS:
+    for precision in ARITHMETICS:
         slab = 32 if precision == "F16" else 16
         for width, *shape in (
             (128, 64, slab, 2, 2, 3, 2, precision, "staged"),
@@ -48,9 +57,13 @@ def tensor_core():
 
 def configurations():
     """Return (source, constants, architectures) of everything that ships."""
-    for stem in ("levels", "voxelize", "coordmap", "bev_merge", "epilogue"):
+    for stem in ("levels", "voxelize", "coordmap"):
         yield stem, {}, ARCHITECTURES
-    yield "input_conv", {"IN": 5, "OUT": 16}, ARCHITECTURES
+    for half in (0, 1):
+        yield "bev_merge", {"HALF": half}, ARCHITECTURES
+        yield "input_conv", {"IN": 5, "OUT": 16, "HALF": half}, ARCHITECTURES
+        for groups in (1, 3, 9):
+            yield "epilogue", {"GROUPS": groups, "COUT": 128, "HALF": half}, ARCHITECTURES
     for config in SPARSE_CONV:
         yield "sparse_conv", config.defines, ARCHITECTURES
     yield from planned()

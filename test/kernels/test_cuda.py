@@ -185,7 +185,12 @@ def test_structs_are_laid_out_as_the_source_declares_them(sources):
 
 @pytest.mark.parametrize(
     ("change", "message"),
-    [({"extra": 1}, "extra"), ({"n": 2**40}, "'n'"), ({"add": "x"}, "'add'")],
+    [
+        ({"extra": 1}, "extra"),
+        ({"n": 2**40}, "'n'"),
+        ({"add": "x"}, "'add'"),
+        ({"values": torch.zeros(4)[::2]}, r"'values'.* strides \(2,\); call"),
+    ],
 )
 def test_a_struct_with_a_wrong_field_is_refused(sources, change, message):
     call = {"values": torch.zeros(1), "n": 3, "add": 0.25}
