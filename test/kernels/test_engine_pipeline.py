@@ -1,0 +1,104 @@
+"""The pipeline with the real engine, its kernels on the CPU shim, against the reference path."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from driveRT_ros.core.config import LidarConfig
+from driveRT_ros.core.gpu.front_end import make_engine
+from driveRT_ros.core.pipeline import LidarPipeline
+from test.support import engine
+
+SMALL = {
+    "voxelization.point_cloud_range": [-4.8, -3.6, -5.0, 4.8, 3.6, 3.0],
+    "voxelization.voxel_size": [0.15, 0.15, 0.2],
+    "voxelization.max_voxels": 1500,
+    "voxelization.max_points_per_voxel": 1,
+    "input.point_capacity": 2000,
+    "model.channels": [16] * 6,
+    "post_process_params.score_thresholds": [0.001],
+}
+
+
+@pytest.fixture(autouse=True)
+def shim(monkeypatch):
+    engine.put_on_the_shim(monkeypatch)
+    monkeypatch.setattr(engine.BACKEND, "seed", 0)
+    monkeypatch.setattr(engine.BACKEND, "resident", 1)
+
+
+def settings(**changes) -> LidarConfig:
+    return LidarConfig.from_dict(SMALL | {k.replace("__", "."): v for k, v in changes.items()})
+
+
+def cloud(count: int, seed: int = 0) -> torch.Tensor:
+    points = engine.street(count, seed, edge_m=(4.8, 3.6))
+    points[::37, 3] = torch.nan
+    return points
+
+
+def pipelines(config: LidarConfig, precision: str = "fp32") -> tuple[LidarPipeline, LidarPipeline]:
+    """Return a pipeline on the engine and one on the reference."""
+    plain, pipeline = (LidarPipeline(config, None, "cpu") for _ in range(2))
+    wanted = LidarConfig.from_dict({**config.to_dict(), "precision": precision})
+    front, plan, note = make_engine(
+        wanted, pipeline.weights, pipeline._tensors, pipeline.device, plain._front_end
+    )
+    assert plan is not None and plan.precision == precision and note == ""
+    pipeline._front_end = front
+    return pipeline, plain
+
+
+def test_the_engine_and_the_reference_give_the_same_frame():
+    pipeline, plain = pipelines(settings())
+    for count in (1500, 1, 0, 300):
+        points = cloud(count, seed=count)
+        got, want = (
+            p.process(points, with_bev=True, with_fingerprint=True) for p in (pipeline, plain)
+        )
+        assert torch.equal(got.labels, want.labels)
+        torch.testing.assert_close(got.boxes, want.boxes, rtol=1e-4, atol=1e-4)
+        torch.testing.assert_close(got.scores, want.scores, rtol=1e-4, atol=1e-5)
+        assert got.report.dropped == want.report.dropped
+        assert got.report.voxels_per_level == want.report.voxels_per_level
+        assert got.report.notes == want.report.notes and got.report.overflow == {}
+        for stage in ("coords", "features"):
+            assert got.report.fingerprint[stage] == want.report.fingerprint[stage]
+        if count == 1500:
+            assert len(want) > 5
+            reasons = ("non_finite_points", "out_of_range_points", "over_capacity_points")
+            assert all(want.report.dropped[reason] > 0 for reason in reasons)
+
+
+@pytest.mark.parametrize("precision", ["fp32", "fp16"])
+def test_detections_have_the_same_bytes_whatever_the_schedule(precision, monkeypatch):
+    pipeline, _ = pipelines(settings(), precision)
+    points, found = cloud(1000, seed=2), []
+    monkeypatch.setattr(engine.BACKEND, "resident", 3)
+    for seed in (1, 2):
+        monkeypatch.setattr(engine.BACKEND, "seed", seed)
+        found.append(pipeline.process(points, with_fingerprint=True).report.fingerprint)
+    assert found[0] == found[1]
+
+
+def test_half_precision_finds_the_same_strong_boxes():
+    pipeline, plain = pipelines(settings(), "fp16")
+    points = cloud(1500, seed=4)
+    got, want = pipeline.process(points), plain.process(points)
+    strong = want.scores > 0.02
+    assert strong.sum() >= 3
+    distance = (want.boxes[strong, None, :3] - got.boxes[None, :, :3]).norm(dim=2)
+    distance[want.labels[strong, None] != got.labels[None]] = torch.inf
+    assert distance.min(dim=1).values.max() < 0.1
+
+
+def test_more_voxels_than_fit_give_the_frame_of_the_reference():
+    pipeline, plain = pipelines(settings(voxelization__max_voxels=200))
+    points = cloud(1200, seed=3)
+    got, want = (p.process(points, with_fingerprint=True) for p in (pipeline, plain))
+    assert got.report.fingerprint == want.report.fingerprint and len(want) > 0
+    assert got.report.dropped == want.report.dropped
+    needed, room = got.report.overflow["rows of level 1"]
+    assert (needed - room, room) == (want.report.dropped["over_capacity_voxels"], 200)
+    assert pipeline.process(points[:20]).report.overflow == {}
