@@ -195,7 +195,8 @@ def _tactic(kind: str, **fields: Any) -> ConvTactic:
 
 # ---- defaults -----------------------------------------------------------------------------------
 
-# Staged tactics on an H200: tile rows, slab, warps along rows and channels, stages, blocks.
+# Staged tactics, measured on an H200: tile rows, slab, warps along rows and along channels, stages,
+# blocks.
 _STAGED = {
     "F16": {
         16: (64, 16, 2, 1, 4, 8),
@@ -209,10 +210,24 @@ _STAGED = {
         64: (64, 32, 2, 1, 3, 4),
         128: (64, 16, 2, 2, 4, 3),
     },
+    "F64": {
+        16: (128, 16, 4, 1, 3, 4),
+        32: (64, 32, 2, 1, 3, 4),
+        64: (64, 16, 2, 2, 4, 3),
+        128: (32, 32, 1, 4, 3, 3),
+    },
 }
 _STAGED["TF32"] = _STAGED["F16X3"]
-_FEW_ROWS = {"F16": (32, 64, 1, 4, 3, 3), "F16X3": (32, 32, 1, 4, 3, 3)}
+# The same for levels 5 and 6, whose lines of taps are groups of their own.
+_FEW_ROWS = {
+    "F16": (64, 32, 2, 2, 4, 3),
+    "F16X3": (64, 16, 2, 2, 4, 3),
+    "F64": (32, 32, 1, 4, 3, 3),
+}
 _FEW_ROWS["TF32"] = _FEW_ROWS["F16X3"]
+_RESIDENT_F16 = MmaTactic(1, 16, 32, 16, 1, 2, 2, "F16", "resident")
+_ROOM_FOR_TWO = ((8, 0), (9, 0), (10, 0))  # multiprocessors that hold its weights twice
+_MEASURED_F64 = ((9, 0),)
 _TENSOR_ARITHMETIC = {"fp32x3": "F16X3", "tf32": "TF32", "fp16": "F16"}
 
 
@@ -221,8 +236,9 @@ def default_plan(
 ) -> Plan:
     """Return the Plan that runs without a search.
 
-    Where a chip or a width has no matrix unit for ``fp32x3`` or ``tf32``, that domain falls back to
-    float32 on the CUDA cores; ``fp16`` has nothing to fall back to.
+    ``fp32`` sums in float64 on the matrix units of chips where that was measured to win, and runs on
+    the CUDA cores of others. Where a chip or a width has no matrix unit for ``fp32x3`` or ``tf32``,
+    that domain runs there too; ``fp16`` has nothing to fall back to.
 
     Args:
         channels: Channels of the six backbone levels.
@@ -237,8 +253,9 @@ def default_plan(
     for domain, layer in domain_layers(channels).items():
         few = domain[-1] in "56t"  # the upper levels and the bird's-eye view
         tactic: ConvTactic | None = None
-        if precision in _TENSOR_ARITHMETIC:
-            tactic = _tensor_cores(*layer, few, capability, _TENSOR_ARITHMETIC[precision])
+        arithmetic = _TENSOR_ARITHMETIC.get(precision, "F64")
+        if arithmetic != "F64" or capability in _MEASURED_F64:
+            tactic = _tensor_cores(*layer, few, capability, arithmetic)
         if tactic is None:
             if precision == "fp16":
                 raise ConfigError(
@@ -257,15 +274,23 @@ def _tensor_cores(
     c_in: int, c_out: int, taps: int, few: bool, capability: tuple[int, int], arithmetic: str
 ) -> MmaTactic | None:
     """Return the tactic with as many stages as the chip has room for, or None."""
-    small_tiles = few and c_out == 128
-    shape = _FEW_ROWS[arithmetic] if small_tiles else _STAGED[arithmetic].get(c_out)
+    if (c_in, c_out, arithmetic) == (32, 32, "F16") and capability in _ROOM_FOR_TWO and not few:
+        return _RESIDENT_F16
+    by_lines = few and c_out == 128 and taps == 27
+    shape = _FEW_ROWS[arithmetic] if by_lines else _STAGED[arithmetic].get(c_out)
     if shape is None:
         return None
     rows, slab, warps_m, warps_n, most_stages, blocks = shape
-    groups = 9 if small_tiles and taps == 27 else 3
     for stages in range(most_stages, 1, -1):
         tactic = MmaTactic(
-            groups, rows, min(slab, c_in), warps_m, warps_n, stages, blocks, arithmetic
+            9 if by_lines else 3,
+            rows,
+            min(slab, c_in),
+            warps_m,
+            warps_n,
+            stages,
+            blocks,
+            arithmetic,
         )
         if not tactic.supports(c_in, c_out, taps, capability):
             return tactic

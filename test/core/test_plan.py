@@ -60,7 +60,14 @@ def test_a_plan_survives_json_and_a_file(precision, tmp_path):
     plan.save(tmp_path / "plan.json")
     assert Plan.load(tmp_path / "plan.json") == plan
     kinds = {t["kind"] for t in json.loads(plan.to_json())["tactics"].values()}
-    assert kinds == {"cuda_cores" if precision == "fp32" else "tensor_cores"}
+    assert kinds == {"tensor_cores"}
+
+
+def test_float32_sums_in_float64_where_that_was_measured_to_win_and_nowhere_else():
+    for capability in CHIPS:
+        plan = default_plan(ModelConfig().channels, capability)
+        used = {tactic.arithmetic for tactic in plan.tactics.values()}
+        assert used == {"F64" if capability == (9, 0) else "FFMA"}
 
 
 def test_a_file_that_is_no_plan_is_refused(tmp_path):

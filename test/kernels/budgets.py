@@ -34,7 +34,7 @@ def planned():
     channels = ModelConfig().channels
     layers = domain_layers(channels)
     for precision in PRECISIONS:
-        for capability, architectures in (((7, 5), OLD), ((9, 0), NEW)):
+        for capability, architectures in (((7, 5), OLD), ((8, 0), NEW), ((9, 0), ("sm_90",))):
             for domain, tactic in default_plan(channels, capability, precision).tactics.items():
                 measured = architectures
                 if tactic.kind == "tensor_cores":
