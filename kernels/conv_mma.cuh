@@ -10,7 +10,7 @@
 
 constexpr int kThreads = 32 * WARPS_M * WARPS_N;
 constexpr int kElement = PRECISION == F16 ? 2 : 4;         // bytes of a feature, and of its weights
-constexpr int kProducts = CIN * kElement >= 64 ? 2 : 1;    // 1: rows of 16 halves
+constexpr int kProducts = PRECISION != F64 && CIN * kElement >= 64 ? 2 : 1;  // of a block
 constexpr int kBlock = 32 * kProducts;                     // bytes of a row in one fragment
 constexpr int kOperand = 512 * kProducts;                  // bytes of the weights of 16 channels in one block
 constexpr int kBlockWeights = COUT / 16 * kOperand;        // bytes of the weights of a block
@@ -63,16 +63,18 @@ __device__ __forceinline__ Tile tile_at(const Convolution& c, int turn) {
 
 // ---- the ring ------------------------------------------------------------------------------------
 
-// 16-byte part `chunk` of a row in shared memory. Rows of 128 bytes or more put odd rows' halves
-// the other way round, so that two rows of a fragment lie on different banks.
+// 16-byte part `chunk` of a row in shared memory. Neighbouring rows are permuted differently, so that
+// the rows that are read at once (two of 64-byte blocks, four of 32-byte ones) lie on different banks.
 __device__ __forceinline__ int place(int row, int chunk) {
-    if (kRowBytes >= 128) chunk ^= (row & 1) << 2;
+    if (kProducts == 2 && kRowBytes >= 128) chunk ^= (row & 1) << 2;
+    if (kProducts == 1 && kRowBytes >= 128) chunk ^= (row & 3) << 1;
+    if (kProducts == 1 && kRowBytes == 64) chunk ^= row & 2;
     return row * kRowBytes + chunk * 16;
 }
 
 // Where lane t finds its part of a block of a row.
 __device__ __forceinline__ int part_at(int row, int block, int t) {
-    return kProducts == 2 ? place(row, block * 4 + t) : row * kRowBytes + block * kBlock + t * 8;
+    return kProducts == 2 ? place(row, block * 4 + t) : place(row, block * 2 + t / 2) + t % 2 * 8;
 }
 
 // Slabs of a tile. One without taps takes an empty turn, so that its rows are written too.
@@ -90,8 +92,9 @@ struct Ring {
     int slab = 0;
     int stage = 0, refill = STAGES - 1;
     u32 table = 0, weight = 0;      // next tap: entry of the table, byte of the weights
-    static constexpr int row_copies = kRowBytes / 16, copies_a = kStageA / 16 / kThreads;
-    static constexpr int copies_b = (kStageB / 16 + kThreads - 1) / kThreads;
+    static constexpr int row_copies = kRowBytes / 16, copied_rows = kThreads / row_copies;
+    static constexpr int copies_a = kStageA / 16 / kThreads, copies_b = (kStageB / 16 + kThreads - 1) / kThreads;
+    static_assert(kThreads % row_copies == 0, "a thread copies the same part of each of its rows");
     int source[copies_a + 1], ahead[copies_a + 1];  // one is unused: an array may not be empty
 
     __device__ __forceinline__ Ring(const Convolution& conv, char* shared, Tile* tiles) : c(conv), smem(shared), queue(tiles) {
@@ -118,7 +121,7 @@ struct Ring {
 
     __device__ __forceinline__ void look_up() {
 #pragma unroll
-        for (int i = 0; i < copies_a; ++i) ahead[i] = c.table[table + (threadIdx.x + i * kThreads) / row_copies];
+        for (int i = 0; i < copies_a; ++i) ahead[i] = c.table[table + threadIdx.x / row_copies + i * copied_rows];
         table += TM;
     }
 
@@ -145,17 +148,19 @@ struct Ring {
             if (taps) look_up();
         }
         char* a = smem + to * (kStageA + kStageB);
+        const int row = threadIdx.x / row_copies, chunk = threadIdx.x % row_copies;
+        const char* x = static_cast<const char*>(c.x) + slab * kRowBytes + chunk * 16;
 #pragma unroll
         for (int i = 0; i < copies_a; ++i) {
-            const int e = threadIdx.x + i * kThreads, row = e / row_copies, chunk = e % row_copies;
             const bool present = source[i] >= 0;
             const long long from = static_cast<long long>(present ? source[i] : 0) * (CIN * kElement);
-            copy16_async(a + place(row, chunk), static_cast<const char*>(c.x) + from + slab * kRowBytes + chunk * 16, present);
+            copy16_async(a + place(row + i * copied_rows, chunk), x + from, present);
         }
+        const char* w = static_cast<const char*>(c.weight) + weight + slab * kStageB;
 #pragma unroll
         for (int i = 0; i < copies_b; ++i) {
             const int e = (threadIdx.x + i * kThreads) * 16;
-            if (kStageB % (16 * kThreads) == 0 || e < kStageB) copy16_async(a + kStageA + e, static_cast<const char*>(c.weight) + weight + slab * kStageB + e, true);
+            if (kStageB % (16 * kThreads) == 0 || e < kStageB) copy16_async(a + kStageA + e, w + e, true);
         }
         if (++slab == kSlabs) slab = 0;
     }

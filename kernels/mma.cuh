@@ -9,12 +9,13 @@
 //            row lies in memory, and they are the registers that two products want: no ldmatrix, no
 //            moves, and a quad of lanes reads whole sectors of a row.
 //   weights  are packed once, so that 32 lanes read 512 consecutive bytes, the four registers of a
-//            left operand each.
+//            left operand each (before F64 widens them).
 //   results  of a pair of left operands (32 channels): lane (g, t) holds channels 4 g .. 4 g + 3 of
 //            rows 2 t and 2 t + 1; of a single one (16 channels) channels 2 g and 2 g + 1.
 //
-// A 64-byte block is 32 halves (two products) or 16 floats (two tf32 products, the three of F16X3, or
-// one of F64). A row of only 16 halves has one 32-byte block, 8 bytes a lane and one product.
+// A 64-byte block is 32 halves (two products) or 16 floats (two tf32 products, or the three of
+// F16X3). A row of only 16 halves has one 32-byte block, 8 bytes a lane and one product; so has F64,
+// whose doubles would fill too many registers otherwise.
 #pragma once
 #include "common.cuh"
 
@@ -51,16 +52,15 @@ __device__ __forceinline__ void mma_m16n8k8_tf32(float (&d)[4], const u32 (&a)[4
 }
 
 // d += a b. Doubles: a[i] = (row g + 8 (i % 2), k t + 4 (i / 2)), b[i] = (k t + 4 i, column g); d as
-// above. One instruction since 9.0, where the eight that 8.x has take twice its time.
-__device__ __forceinline__ void mma_m16n8k16_f64(double (&d)[4], const double (&a)[8], const double (&b)[4]) {
+// above. One instruction since 9.0, where the four that 8.x has take twice its time.
+__device__ __forceinline__ void mma_m16n8k8_f64(double (&d)[4], const double (&a)[4], const double (&b)[2]) {
 #if __CUDA_ARCH__ >= 900
-    asm("mma.sync.aligned.m16n8k16.row.col.f64.f64.f64.f64 {%0,%1,%2,%3}, {%4,%5,%6,%7,%8,%9,%10,%11}, {%12,%13,%14,%15}, {%0,%1,%2,%3};\n"
+    asm("mma.sync.aligned.m16n8k8.row.col.f64.f64.f64.f64 {%0,%1,%2,%3}, {%4,%5,%6,%7}, {%8,%9}, {%0,%1,%2,%3};\n"
         : "+d"(d[0]), "+d"(d[1]), "+d"(d[2]), "+d"(d[3])
-        : "d"(a[0]), "d"(a[1]), "d"(a[2]), "d"(a[3]), "d"(a[4]), "d"(a[5]), "d"(a[6]), "d"(a[7]),
-          "d"(b[0]), "d"(b[1]), "d"(b[2]), "d"(b[3]));
+        : "d"(a[0]), "d"(a[1]), "d"(a[2]), "d"(a[3]), "d"(b[0]), "d"(b[1]));
 #elif __CUDA_ARCH__ >= 800
 #pragma unroll
-    for (int i = 0; i < 8; ++i)
+    for (int i = 0; i < 4; ++i)
         asm("mma.sync.aligned.m8n8k4.row.col.f64.f64.f64.f64 {%0,%1}, {%2}, {%3}, {%0,%1};\n"
             : "+d"(d[i % 2 * 2]), "+d"(d[i % 2 * 2 + 1])
             : "d"(a[i]), "d"(b[i / 2]));
@@ -113,8 +113,8 @@ __device__ __forceinline__ float2 unpack_half2(u32 pair) {
 //        end. The unit has full rate on 8.0, 9.0 and 10.0 only.
 enum Precision { F16, TF32, F16X3, F64 };
 
-// Of a 64-byte block: 8 gathered rows and 16 channels of the weights, as operands of two products or
-// as their high and low halves.
+// Of a block: 8 gathered rows and 16 channels of the weights, as operands of two products, as their
+// high and low halves, or as the doubles of one product.
 template <int FORMAT>
 struct Operands {
     using Sum = float;
@@ -129,10 +129,10 @@ template <>
 struct Operands<F64> {
     using Sum = double;
     struct Rows {
-        double part[4];
+        double part[2];
     };
     struct Weights {
-        double part[8];
+        double part[4];
     };
 };
 
@@ -147,7 +147,7 @@ __device__ __forceinline__ typename Operands<FORMAT>::Rows rows_from(const uint4
         rows = {{{v.x, v.y}, {v.z, v.w}}};
     } else if constexpr (FORMAT == F64) {
 #pragma unroll
-        for (int i = 0; i < 4; ++i) rows.part[i] = word(v, i);
+        for (int i = 0; i < 2; ++i) rows.part[i] = word(v, i);
     } else {
 #pragma unroll
         for (int i = 0; i < 2; ++i) {
@@ -164,13 +164,13 @@ __device__ __forceinline__ typename Operands<FORMAT>::Rows rows_from(const uint4
     return rows;
 }
 
-// From the two 16-byte parts of a lane.
+// From the 16 bytes that a lane reads for each of two products.
 template <int FORMAT>
 __device__ __forceinline__ typename Operands<FORMAT>::Weights weights_from(const uint4& v0, const uint4& v1) {
     typename Operands<FORMAT>::Weights weights;
     if constexpr (FORMAT == F64) {
 #pragma unroll
-        for (int i = 0; i < 8; ++i) weights.part[i] = word(i < 4 ? v0 : v1, i % 4);
+        for (int i = 0; i < 4; ++i) weights.part[i] = word(v0, i);
     } else {
         weights = {{{v0.x, v0.y, v0.z, v0.w}, {v1.x, v1.y, v1.z, v1.w}}};
     }
@@ -183,7 +183,7 @@ __device__ __forceinline__ void multiply_block(typename Operands<FORMAT>::Sum (&
                                                const typename Operands<FORMAT>::Weights& w,
                                                const typename Operands<FORMAT>::Rows& x) {
     if constexpr (FORMAT == F64) {
-        mma_m16n8k16_f64(sum, w.part, x.part);
+        mma_m16n8k8_f64(sum, w.part, x.part);
     } else if constexpr (FORMAT == F16) {
 #pragma unroll
         for (int i = 0; i < PRODUCTS; ++i) mma_m16n8k16_f16(sum, w.part[i], x.part[i]);

@@ -125,7 +125,7 @@ class MmaTactic:
                 f"not at all; F64 is for {', '.join(f'{a}.{b}' for a, b in FULL_RATE_F64)}"
             )
         row_bytes = self.slab * self.element_bytes
-        fragment_bytes = min(64, c_in * self.element_bytes)
+        fragment_bytes = 32 if self.precision == "F64" else min(64, c_in * self.element_bytes)
         run = 2 if c_out == 16 else 4  # channels of a lane: 8 lanes make one result
         resident, threads = self.flow == "resident", self.threads(c_out)
         sharing = 1 if resident else max(self.warps_m, 1)  # warps along the rows of a tile
@@ -208,7 +208,8 @@ def _by_lane(weight: Tensor, precision: str) -> Tensor:
     """Return (taps, blocks, c_out / 16, products, g, t, values): what lane 4 g + t reads."""
     taps, c_in, c_out = weight.shape
     pairs = 1 if precision in ("TF32", "F64") else 2  # consecutive k in one register
-    products = 1 if precision == "F16X3" or (precision == "F16" and c_in == 16) else 2
+    one = precision in ("F16X3", "F64") or (precision == "F16" and c_in == 16)
+    products = 1 if one else 2
     # Channel of operand m, slot 8 h + g: 4 g + 2 (m % 2) + h in each 32, or 2 g + h of 16.
     operands = 1 if c_out == 16 else 2
     # k of a block: lane t, product, half kh of its registers, then the pair inside one.

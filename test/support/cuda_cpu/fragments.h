@@ -59,7 +59,7 @@ inline void multiply_tf32(void* const* payload, uint32_t) {
         [](void* const* p, int k, int column) { return tf32_of(words(p, column * 4 + k % 4).b[k / 4]); });
 }
 inline void multiply_f64(void* const* payload, uint32_t) {
-    multiply<16, double, double>(payload,
+    multiply<8, double, double>(payload,
         [](void* const* p, int row, int k) { return of<double, double>(p, row % 8 * 4 + k % 4).a[row / 8 + k / 4 * 2]; },
         [](void* const* p, int k, int column) { return of<double, double>(p, column * 4 + k % 4).b[k / 4]; });
 }
@@ -76,10 +76,10 @@ inline void mma_m16n8k8_tf32(float (&acc)[4], const unsigned (&a)[4], const unsi
     shim::Fragments<float, uint32_t> mine = {acc, a, b};
     shim::meet({"mma_m16n8k8_tf32", "", 0}, 0xffffffffu, shim::multiply_tf32, &mine);
 }
-// acc (16 x 8 double) += a (16 x 16 double) * b (16 x 8 double)
-inline void mma_m16n8k16_f64(double (&acc)[4], const double (&a)[8], const double (&b)[4]) {
+// acc (16 x 8 double) += a (16 x 8 double) * b (8 x 8 double)
+inline void mma_m16n8k8_f64(double (&acc)[4], const double (&a)[4], const double (&b)[2]) {
     shim::Fragments<double, double> mine = {acc, a, b};
-    shim::meet({"mma_m16n8k16_f64", "", 0}, 0xffffffffu, shim::multiply_f64, &mine);
+    shim::meet({"mma_m16n8k8_f64", "", 0}, 0xffffffffu, shim::multiply_f64, &mine);
 }
 // Nearest tf32, ties away from zero, as cvt.rna.
 inline unsigned cvt_rna_tf32(float v) {
