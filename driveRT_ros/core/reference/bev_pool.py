@@ -1,0 +1,141 @@
+"""Scatter maps and pooling of camera features into a bird's-eye view, in plain torch.
+
+A feature pixel is lifted to D points along its ray, weighted by a depth distribution; a cell holds
+the sum of what falls into it (Philion and Fidler, "Lift, Splat, Shoot", 2020):
+``out[cell] = sum of depth[camera, d, v, u] * context[camera, v, u]``.
+"""
+
+from __future__ import annotations
+
+import torch
+
+from driveRT_ros.core.pool_types import (
+    CameraGeometry,
+    FrustumShape,
+    PoolGrid,
+    ScatterMap,
+    calibration_hash,
+)
+
+_CHUNK = 1 << 22  # products held at a time
+
+
+def ego_points(geometry: CameraGeometry, frustum: FrustumShape) -> torch.Tensor:
+    """Return where every point of the frusta lies.
+
+    ``q = P (pixel - s)``, ``q.xy *= q.z``, ``ego = M q + t``, from left to right, every operation
+    rounded by itself, so that another implementation can give the same bits.
+
+    Returns:
+        (N, D, H, W, 3) float64 x, y, z in the ego frame.
+    """
+    u, v, d = (torch.from_numpy(axis) for axis in frustum.axes())
+    n = geometry.cameras
+    c = torch.from_numpy(geometry.coefficients()).view(n, 24, 1, 1, 1)
+    pixel = (
+        u.view(1, 1, 1, -1) - c[:, 9],
+        v.view(1, 1, -1, 1) - c[:, 10],
+        d.view(1, -1, 1, 1) - c[:, 11],
+    )
+    q = [c[:, 3 * i] * pixel[0] + c[:, 3 * i + 1] * pixel[1] + c[:, 3 * i + 2] * pixel[2]
+         for i in range(3)]  # fmt: skip
+    q = [q[0] * q[2], q[1] * q[2], q[2]]
+    rows = [
+        c[:, 12 + 3 * i] * q[0] + c[:, 13 + 3 * i] * q[1] + c[:, 14 + 3 * i] * q[2] + c[:, 21 + i]
+        for i in range(3)
+    ]
+    return torch.stack(torch.broadcast_tensors(*rows), dim=-1)
+
+
+def point_cells(points: torch.Tensor, grid: PoolGrid, rounding: str = "trunc") -> torch.Tensor:
+    """Return the cell of every point.
+
+    Args:
+        points: (..., 3) float64 x, y, z.
+        grid: The cells.
+        rounding: ``floor``: the cell that a point lies in. ``trunc``: as published checkpoints,
+            points up to one cell below the range fall into the first cell, too.
+
+    Returns:
+        (...) int32 index into (Z, Y, X), -1 outside the grid.
+    """
+    nz, ny, nx = grid.shape_zyx
+    inside = torch.ones(points.shape[:-1], dtype=torch.bool)
+    cell = []
+    for axis, count in enumerate((nx, ny, nz)):
+        q = (points[..., axis] - grid.lower[axis]) / grid.steps[axis]
+        above = q >= 0 if rounding == "floor" else q > -1
+        inside &= above & (q < count)
+        cell.append(q)
+    x, y, z = (torch.where(inside, q, 0.0).long() for q in cell)
+    return torch.where(inside, (z * ny + y) * nx + x, -1).int()
+
+
+def build_scatter_map(
+    geometry: CameraGeometry, frustum: FrustumShape, grid: PoolGrid, rounding: str = "trunc"
+) -> ScatterMap:
+    """Return the map on the CPU; see :func:`driveRT_ros.core.bev_pool.build_scatter_map`."""
+    cells = point_cells(ego_points(geometry, frustum), grid, rounding)
+    digest = calibration_hash(geometry, frustum, grid, rounding)
+    return map_of_cells(cells, grid.shape_zyx, digest)
+
+
+def map_of_cells(
+    cells: torch.Tensor, grid_shape_zyx: tuple[int, int, int], digest: str = ""
+) -> ScatterMap:
+    """Return the map of points whose cells are known.
+
+    Args:
+        cells: (N, D, H, W) int32 index into (Z, Y, X), -1 for points outside.
+        grid_shape_zyx: Cells along z, y, x.
+        digest: Names the calibration.
+    """
+    n, d, h, w = cells.shape
+    flat = cells.reshape(-1)
+    kept = torch.nonzero(flat >= 0).squeeze(1)
+    bev, order = flat[kept].sort(stable=True)
+    depth = kept[order]
+    feat = depth // (d * h * w) * (h * w) + depth % (h * w)
+    _, lengths = torch.unique_consecutive(bev, return_counts=True)
+    starts = lengths.cumsum(0) - lengths
+    counts = torch.tensor([len(bev), len(lengths)], dtype=torch.int32, device=cells.device)
+    arrays = [a.int() for a in (depth, feat, bev, starts, lengths)]
+    return ScatterMap(*arrays, counts, grid_shape_zyx, (n, d, h, w), digest)
+
+
+def bev_pool(
+    depth: torch.Tensor,
+    context: torch.Tensor,
+    scatter_map: ScatterMap,
+    *,
+    scale: float = 1.0,
+    out_dtype: torch.dtype | None = None,
+) -> torch.Tensor:
+    """Sum depth x context in every cell, points in the order of the map.
+
+    Args:
+        depth: (B, N, D, H, W) weights.
+        context: (B, N, H, W, C) features.
+        scatter_map: The map.
+        scale: Multiplies the result.
+        out_dtype: Of the result; that of the sums by default. Sums are float64 where an input is,
+            otherwise float32.
+
+    Returns:
+        (B, Z, Y, X, C).
+    """
+    sums = torch.float64 if torch.float64 in (depth.dtype, context.dtype) else torch.float32
+    trimmed = scatter_map.trimmed()
+    batch, channels = context.shape[0], context.shape[-1]
+    ranks = [ranks.long() for ranks in trimmed.arrays()[:3]]
+    cells = trimmed.cells
+    out = torch.zeros(batch, cells, channels, dtype=sums, device=context.device)
+    weights, features = depth.reshape(batch, -1), context.reshape(batch, -1, channels)
+    step = max(1, _CHUNK // channels)
+    for b in range(batch):
+        for begin in range(0, len(ranks[0]), step):
+            d, f, cell = (r[begin : begin + step] for r in ranks)
+            products = weights[b, d].to(sums)[:, None] * features[b][f].to(sums)
+            out[b].index_add_(0, cell, products)
+    out = out * scale if scale != 1.0 else out
+    return out.view(batch, *trimmed.grid_shape_zyx, channels).to(out_dtype or sums)
