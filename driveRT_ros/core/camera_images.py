@@ -179,17 +179,31 @@ def network_input(frames: Sequence[CameraFrame | None], config: ImageConfig) -> 
     return batch
 
 
-def normalized(batch: torch.Tensor, config: ImageConfig, dtype: torch.dtype) -> torch.Tensor:
-    """Return the network input as numbers: ``(colour - mean) / std`` in the network's order.
+class Normalizer:
+    """Turns bytes into what the network takes: ``(colour - mean) / std`` in the network's order.
 
     Args:
-        batch: (N, rows, cols, 3) uint8 RGB on the device of the network.
         config: Colour order, mean and standard deviation.
+        device: Of the network.
         dtype: Of the network.
-
-    Returns:
-        (1, N, 3, rows, cols), channels last in memory.
     """
-    colours = batch.flip(-1) if config.channel_order == "bgr" else batch
-    mean, std = (torch.tensor(v, device=batch.device) for v in (config.mean, config.std))
-    return ((colours.float() - mean) / std).to(dtype).permute(0, 3, 1, 2).unsqueeze(0)
+
+    def __init__(self, config: ImageConfig, device: torch.device, dtype: torch.dtype) -> None:
+        self._swap = config.channel_order == "bgr"
+        self._mean = torch.tensor(config.mean, device=device)
+        self._std = torch.tensor(config.std, device=device)
+        self._dtype = dtype
+
+    def __call__(self, batch: torch.Tensor) -> torch.Tensor:
+        """Normalise the images of one frame.
+
+        Args:
+            batch: (N, rows, cols, 3) uint8 RGB, on any device.
+
+        Returns:
+            (1, N, 3, rows, cols) on the device of the network, channels last in memory.
+        """
+        colours = batch.to(self._mean.device)
+        colours = colours.flip(-1) if self._swap else colours
+        numbers = (colours.float() - self._mean) / self._std
+        return numbers.to(self._dtype).permute(0, 3, 1, 2).unsqueeze(0)

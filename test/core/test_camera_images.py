@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from driveRT_ros.core.camera_config import ImageConfig
-from driveRT_ros.core.camera_images import ImageFit, check_frame, network_input, normalized
+from driveRT_ros.core.camera_images import ImageFit, Normalizer, check_frame, network_input
 from driveRT_ros.core.errors import InvalidFrame
 from test.support.camera_rig import frame
 
@@ -78,10 +78,12 @@ def test_fine_texture_is_averaged_not_sampled():
 def test_colours_are_normalised_in_the_order_of_the_network():
     batch = torch.tensor([10, 20, 30], dtype=torch.uint8).expand(1, 32, 32, 3)
     numbers = {"mean": (1.0, 2.0, 3.0), "std": (2.0, 4.0, 8.0)}
-    rgb = normalized(batch, ImageConfig(**numbers), torch.float32)
+    cpu = torch.device("cpu")
+    rgb = Normalizer(ImageConfig(**numbers), cpu, torch.float32)(batch)
     assert rgb.shape == (1, 1, 3, 32, 32)
     assert rgb[0, 0, :, 5, 7].tolist() == [4.5, 4.5, 3.375]
-    bgr = normalized(batch, ImageConfig(channel_order="bgr", **numbers), torch.float32)
+    swapped = ImageConfig(channel_order="bgr", **numbers)
+    bgr = Normalizer(swapped, cpu, torch.float32)(batch)
     assert bgr[0, 0, :, 5, 7].tolist() == [14.5, 4.5, 0.875]
 
 

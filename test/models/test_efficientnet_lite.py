@@ -11,7 +11,7 @@ import torch
 import torch.nn.functional as F
 
 from driveRT_ros.core.camera_config import CameraConfig, CameraModelConfig, ImageConfig
-from driveRT_ros.core.camera_images import normalized
+from driveRT_ros.core.camera_images import Normalizer
 from driveRT_ros.core.errors import CheckpointError, ConfigError
 from driveRT_ros.models import lss_weights
 from driveRT_ros.models.lss_weights import (
@@ -116,11 +116,11 @@ def test_real_street_images_look_like_streets(weights, package_state, data_dir):
     # Chance would give the classes of a street 3 percent of the probability; a network that is fed
     # as it was trained gives them many times that, although half of these images show houses.
     network, seen = weights.network(), []
-    config = ImageConfig(size_hw=(224, 224))
+    normalized = Normalizer(ImageConfig(), torch.device("cpu"), torch.float32)
     for path in sorted((data_dir / "nuscenes" / "scene-0061").glob("*.jpg")):
         image = cv2.cvtColor(cv2.imread(str(path)), cv2.COLOR_BGR2RGB)[:, 350:1250]
         image = cv2.resize(image, (224, 224), interpolation=cv2.INTER_AREA)
-        batch = normalized(torch.from_numpy(image)[None], config, torch.float32)
+        batch = normalized(torch.from_numpy(image)[None])
         with torch.no_grad():
             _, coarse = network.backbone(batch[0])
             seen.append(Description(package_state).classify(coarse)[0, list(STREET)].sum().item())

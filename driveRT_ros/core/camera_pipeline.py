@@ -1,0 +1,309 @@
+"""The hot path of the cameras: images in, bird's-eye-view layers and detections out."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Mapping, Sequence
+from contextlib import AbstractContextManager
+
+import numpy as np
+import numpy.typing as npt
+import torch
+
+from driveRT_ros.core.bev_pool import bev_pool
+from driveRT_ros.core.camera_config import CameraConfig
+from driveRT_ros.core.camera_images import Normalizer, check_frame, network_input
+from driveRT_ros.core.camera_rig import Calibration, Rig, rig_key
+from driveRT_ros.core.errors import ConfigError, InvalidFrame
+from driveRT_ros.core.frame import BevGrid, CameraFrame, Detections, FrameReport
+from driveRT_ros.core.ops import Ops
+from driveRT_ros.core.stages import StageClock, crc32, device_named
+from driveRT_ros.models.center_head import CenterDecoder
+from driveRT_ros.models.head import Proposals
+from driveRT_ros.models.layers import fold_norms
+from driveRT_ros.models.lss import BevMaps
+from driveRT_ros.models.lss_weights import CameraWeights, untrained_camera_weights
+
+CAMERAS_LAYER = "cameras"
+"""Layer that counts the present cameras that see a cell."""
+
+_DTYPES = {"fp32": torch.float32, "tf32": torch.float32, "fp16": torch.float16}
+_FAULTS = ("non_finite_cells", "non_finite_boxes", "non_finite_heat")
+
+
+class CameraPipeline:
+    """The camera model on one device.
+
+    Args:
+        config: Cameras, model and post-processing.
+        weights: Weights of this model; None runs seeded untrained ones and says so in the report.
+        device: ``auto`` (CUDA where there is a device), ``cpu``, ``cuda`` or ``cuda:N``.
+
+    Raises:
+        ConfigError: If the weights belong to another model, the device is unusable, or the
+            precision needs a CUDA device and there is none.
+    """
+
+    def __init__(
+        self,
+        config: CameraConfig,
+        weights: CameraWeights | None = None,
+        device: str | torch.device = "auto",
+    ) -> None:
+        weights = weights or untrained_camera_weights(config.model, config.seed)
+        if weights.config != config.model:
+            raise ConfigError(
+                f"The weights of '{weights.source}' are for {weights.config.to_dict()}, but "
+                f"parameter group 'model' is {config.model.to_dict()}; make them agree."
+            )
+        self.config = config
+        self.weights = weights
+        self.device = device_named(device)
+        if config.precision != "fp32" and self.device.type != "cuda":
+            raise ConfigError(
+                f"Parameter 'precision' '{config.precision}' needs a CUDA device, got "
+                f"'{self.device}'; use 'fp32'."
+            )
+        self.dtype = _DTYPES[config.precision]
+        self.network = weights.network()
+        fold_norms(self.network)
+        self.network.to(self.device, self.dtype, memory_format=torch.channels_last)
+        self._normalized = Normalizer(config.model.image, self.device, self.dtype)
+        self._decoder = CenterDecoder(config, Ops.for_device(self.device).rotated_nms)
+        self._known: dict[str, Calibration] = {}
+        self._rig: Rig | None = None
+
+    def reconfigured(self, config: CameraConfig) -> CameraPipeline:
+        """Return a pipeline with another configuration of the same model.
+
+        Where cameras, model and precision stay, it shares weights and scatter map with this one, so
+        that changing a threshold costs nothing; the two must not run at the same time.
+        """
+        settings = [(c.model, c.cameras, c.precision) for c in (config, self.config)]
+        if settings[0] != settings[1]:
+            return CameraPipeline(config, self.weights, self.device)
+        other = copy.copy(self)
+        other.config = config
+        other._decoder = CenterDecoder(config, Ops.for_device(self.device).rotated_nms)
+        return other
+
+    def warm_up(self) -> None:
+        """Run the network once on black images, so that the first frame is not slower."""
+        rows, cols = self.config.model.image.size_hw
+        cameras = len(self.config.cameras)
+        black = torch.zeros((cameras, rows, cols, 3), dtype=torch.uint8)
+        rig = Rig.build([None] * cameras, self.config.model, self.device)
+        with torch.no_grad(), self._arithmetic():
+            depth, context = self.network.lift(self._normalized(black))
+            self.network.read(bev_pool(depth, context, rig.scatter_map))
+
+    @torch.no_grad()
+    def process(
+        self, frames: Sequence[CameraFrame], *, with_fingerprint: bool = False
+    ) -> Detections:
+        """Read the bird's-eye view off the images of one instant.
+
+        A camera without a frame contributes nothing, and so does one whose frame cannot be used;
+        the report names both. Its cells keep what other cameras see of them.
+
+        Args:
+            frames: At most one frame a camera, in any order, decoded and undistorted; frames of
+                cameras that the configuration does not name are ignored and reported.
+            with_fingerprint: Put CRC-32 numbers of network input, layers and boxes into the report.
+
+        Returns:
+            Boxes on the CPU in the ego frame (none where the weights have no detection head), and
+            ``bev``: the probability of every segmentation layer, the score of every class as
+            ``heat_<class>``, both NaN where no present camera sees the cell, and the number of
+            those cameras as ``cameras``.
+
+        Raises:
+            InvalidFrame: If two frames are of the same camera.
+        """
+        clock = StageClock(self.device)
+        present, notes = self._by_camera(frames)
+        has_image = np.array([frame is not None for frame in present])
+
+        # Resize and crop on the CPU, normalise on the device.
+        batch = torch.from_numpy(network_input(present, self.config.model.image))
+        images = self._normalized(batch)
+        clock.lap("images")
+
+        # Where every frustum point lies; kept until a calibration changes.
+        rig, changed = self._rig_of(present)
+        clock.lap("maps")
+
+        if has_image.any():
+            # Depth and features of every pixel; missing cameras weigh nothing.
+            with self._arithmetic():
+                depth, context = self.network.lift(images)
+                depth *= torch.from_numpy(has_image).to(depth).reshape(1, -1, 1, 1, 1)
+                clock.lap("backbone")
+
+                # The sum of depth x features in every cell.
+                pooled = bev_pool(depth, context, rig.scatter_map)
+                clock.lap("pool")
+
+                # What every cell shows.
+                maps = self.network.read(pooled)
+                clock.lap("head")
+        else:
+            maps = None
+
+        # Probabilities as layers, boxes without overlaps.
+        bev, bad_cells = self._layers(maps, rig, has_image)
+        found, dropped = self._boxes(maps, rig, has_image)
+        dropped = {"non_finite_cells": bad_cells, **dropped}
+        clock.lap("postprocess")
+
+        report = FrameReport(
+            stage_ms=clock.stage_ms,
+            dropped={**_camera_counts(notes), **dropped},
+            notes=self._notes(notes, dropped, has_image, changed),
+            fingerprint=_fingerprint(batch, bev, found) if with_fingerprint else {},
+        )
+        names = self.config.model.network.class_names
+        return Detections(found.boxes, found.scores, found.labels, names, report, bev)
+
+    def _by_camera(
+        self, frames: Sequence[CameraFrame]
+    ) -> tuple[list[CameraFrame | None], list[str]]:
+        """Return one usable frame or None a camera, and notes about all others."""
+        by_name: dict[str, CameraFrame] = {}
+        for frame in frames:
+            if frame.name in by_name:
+                raise InvalidFrame(
+                    "Two frames of one instant are of the same camera; pass the newer one.",
+                    "name",
+                    frame.name,
+                    "every camera once",
+                    code="camera_twice",
+                )
+            by_name[frame.name] = frame
+        present: list[CameraFrame | None] = []
+        notes: list[str] = []
+        for name in self.config.cameras:
+            frame_or_none = by_name.pop(name, None)
+            if frame_or_none is None:
+                notes.append(f"camera_missing:{name}")
+            else:
+                try:
+                    check_frame(frame_or_none)
+                except InvalidFrame as error:
+                    notes.append(f"camera_rejected:{name}:{error.code}")
+                    frame_or_none = None
+            present.append(frame_or_none)
+        return present, notes + [f"camera_unknown:{name}" for name in by_name]
+
+    def _rig_of(self, present: Sequence[CameraFrame | None]) -> tuple[Rig, bool]:
+        """Return the rig of these frames, and whether a known calibration changed.
+
+        A missing camera keeps its last calibration, so that it can drop out and come back without
+        the map being built again.
+        """
+        for frame in present:
+            if frame is not None:
+                self._known[frame.name] = Calibration.of(frame, self.config.model)
+        calibrations = [self._known.get(name) for name in self.config.cameras]
+        key = rig_key(calibrations)
+        if self._rig is not None and self._rig.key == key:
+            return self._rig, False
+        changed = self._rig is not None and any(
+            old and old != new for old, new in zip(self._rig.key, key)
+        )
+        self._rig = Rig.build(calibrations, self.config.model, self.device)
+        return self._rig, changed
+
+    def _arithmetic(self) -> AbstractContextManager[None]:
+        """Give the same bytes every time, and float32 products where float32 is asked for."""
+        return torch.backends.cudnn.flags(  # type: ignore[no-any-return]
+            enabled=True,
+            benchmark=False,
+            deterministic=True,
+            allow_tf32=self.config.precision == "tf32",
+        )
+
+    def _layers(
+        self, maps: BevMaps | None, rig: Rig, has_image: npt.NDArray[np.bool_]
+    ) -> tuple[BevGrid, int]:
+        """Return every output as a layer, and how many values the network failed to give."""
+        grid, network = self.config.model.grid, self.config.model.network
+        seen = rig.sees[has_image].sum(axis=0)
+        names = [*network.segmentation, *(f"heat_{name}" for name in network.class_names)]
+        if maps is None:
+            values, bad = np.full((len(names), *seen.shape), np.nan, np.float32), 0
+        else:
+            logits = [maps.segmentation[0], *(head["heatmap"][0] for head in maps.heads)]
+            values = torch.cat(logits).float().sigmoid().cpu().numpy()
+            bad = int(np.isnan(values).sum())
+            values[:, seen == 0] = np.nan
+        layers = {name: np.ascontiguousarray(layer) for name, layer in zip(names, values)}
+        layers[CAMERAS_LAYER] = seen.astype(np.float32)
+        origin_xy = (grid.x_range_m[0], grid.y_range_m[0])
+        return BevGrid(layers, grid.resolution_m, origin_xy), bad
+
+    def _boxes(
+        self, maps: BevMaps | None, rig: Rig, has_image: npt.NDArray[np.bool_]
+    ) -> tuple[Proposals, Mapping[str, int]]:
+        """Return boxes on the CPU, and counts of what was left out by reason."""
+        if maps is None or not maps.heads:
+            nothing = Detections.empty()
+            return Proposals(nothing.boxes, nothing.scores, nothing.labels), {}
+        proposals, dropped = self._decoder.propose(maps.heads)
+        found = self._decoder.suppress(proposals)
+        boxes, scores, labels = (t.cpu() for t in (found.boxes, found.scores, found.labels))
+        blind = self._lost_cells(rig, has_image)[self._cells_of(boxes)]
+        kept = ~torch.from_numpy(blind)
+        dropped["boxes_of_missing_cameras"] = int(blind.sum())
+        return Proposals(boxes[kept], scores[kept], labels[kept]), dropped
+
+    def _lost_cells(self, rig: Rig, has_image: npt.NDArray[np.bool_]) -> npt.NDArray[np.bool_]:
+        """Tell which cells only missing cameras see: the network guesses there.
+
+        Where a camera's calibration is not known yet, every cell that no other sees may be its.
+        """
+        unseen: npt.NDArray[np.bool_] = rig.sees[has_image].sum(axis=0) == 0
+        return unseen & rig.sees.any(axis=0) if rig.known.all() else unseen
+
+    def _cells_of(self, boxes: torch.Tensor) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]:
+        """Return row and column of each centre, the nearest ones for centres beside the grid."""
+        grid = self.config.model.grid
+        _, rows, cols = grid.shape_zyx
+        row, col = (
+            np.floor((boxes[:, axis].numpy() - low) / grid.resolution_m).astype(np.int64)
+            for axis, low in ((1, grid.y_range_m[0]), (0, grid.x_range_m[0]))
+        )
+        return row.clip(0, rows - 1), col.clip(0, cols - 1)
+
+    def _notes(
+        self,
+        cameras: Sequence[str],
+        dropped: Mapping[str, int],
+        has_image: npt.NDArray[np.bool_],
+        changed: bool,
+    ) -> tuple[str, ...]:
+        """Return the short keys of everything about this frame that a person should know."""
+        notes = {
+            "untrained_weights": not self.weights.trained,
+            "no_cameras": not has_image.any(),
+            "calibration_changed": changed,
+            "top_k_reached": dropped.get("over_top_k_candidates", 0) > 0,
+            "faulty_head_output": any(dropped.get(fault, 0) for fault in _FAULTS),
+        }
+        return (*(key for key, present in notes.items() if present), *cameras)
+
+
+def _fingerprint(batch: torch.Tensor, bev: BevGrid, found: Proposals) -> dict[str, int]:
+    return {
+        "images": crc32(batch),
+        "bev": crc32(*(torch.from_numpy(layer) for layer in bev.layers.values())),
+        "detections": crc32(found.boxes, found.scores, found.labels),
+    }
+
+
+def _camera_counts(notes: Sequence[str]) -> dict[str, int]:
+    kinds = ("missing", "rejected", "unknown")
+    return {
+        f"{kind}_cameras": sum(note.startswith(f"camera_{kind}:") for note in notes)
+        for kind in kinds
+    }

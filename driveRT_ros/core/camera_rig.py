@@ -1,0 +1,176 @@
+"""Where the cameras of one rig look: the scatter map and the cells that each camera sees.
+
+Both depend on the calibration alone and are kept until it changes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+import torch
+
+from driveRT_ros.core.bev_pool import build_scatter_map
+from driveRT_ros.core.camera_config import CameraModelConfig
+from driveRT_ros.core.camera_images import ImageFit
+from driveRT_ros.core.frame import CameraFrame
+from driveRT_ros.core.pool_types import CameraGeometry, FrustumShape, PoolGrid, ScatterMap
+
+FAR_AWAY_M = 1e6
+"""Where a camera of unknown calibration is put: none of its points reaches the grid."""
+
+_HEIGHTS = 9  # heights at which a cell is looked for in an image
+
+Matrix = npt.NDArray[np.float64]
+
+
+@dataclass(frozen=True)
+class Calibration:
+    """What one camera contributes to the geometry.
+
+    Args:
+        K: (3, 3) intrinsics of the camera image.
+        T_ego_camera: (4, 4) camera to ego.
+        fit: From the camera image to the network input.
+    """
+
+    K: Matrix
+    T_ego_camera: Matrix
+    fit: ImageFit
+
+    @staticmethod
+    def of(frame: CameraFrame, model: CameraModelConfig) -> Calibration:
+        """Return the calibration of a checked frame."""
+        return Calibration(
+            K=np.array(frame.K, np.float64),
+            T_ego_camera=np.array(frame.T_ego_camera, np.float64),
+            fit=ImageFit.of(frame.size_wh, model.image),
+        )
+
+    @property
+    def key(self) -> bytes:
+        """Equal for equal calibrations."""
+        return self.K.tobytes() + self.T_ego_camera.tobytes() + repr(self.fit).encode()
+
+
+@dataclass(frozen=True, eq=False)
+class Rig:
+    """The geometry of all cameras.
+
+    Args:
+        key: Equal for equal calibrations of every camera.
+        scatter_map: From frustum points to cells.
+        known: (N,) bool, cameras whose calibration is known.
+        sees: (N, Y, X) bool, cells in sight of each camera, up to the greatest depth.
+    """
+
+    key: tuple[bytes, ...]
+    scatter_map: ScatterMap
+    known: npt.NDArray[np.bool_]
+    sees: npt.NDArray[np.bool_]
+
+    @staticmethod
+    def build(
+        calibrations: Sequence[Calibration | None],
+        model: CameraModelConfig,
+        device: torch.device,
+    ) -> Rig:
+        """Build the scatter map and the field of view of every camera.
+
+        Args:
+            calibrations: One entry a camera, None where it is not known yet.
+            model: Depths, grid and image size.
+            device: Where the scatter map is needed.
+        """
+        placed = [c or _unknown(model) for c in calibrations]
+        scatter_map = build_scatter_map(
+            camera_geometry(placed),
+            frustum_shape(model),
+            pool_grid(model),
+            device=device,
+            rounding=model.grid.rounding,
+        )
+        known = np.array([c is not None for c in calibrations])
+        sees = np.stack([cells_in_sight(c, model) for c in placed])
+        return Rig(rig_key(calibrations), scatter_map, known, sees & known[:, None, None])
+
+
+def rig_key(calibrations: Sequence[Calibration | None]) -> tuple[bytes, ...]:
+    """Return what tells one calibration of all cameras from another."""
+    return tuple(c.key if c else b"" for c in calibrations)
+
+
+def camera_geometry(calibrations: Sequence[Calibration]) -> CameraGeometry:
+    """Return the geometry from which the scatter map is built."""
+    return CameraGeometry(
+        K=np.stack([c.K for c in calibrations]),
+        T_ego_cam=np.stack([c.T_ego_camera for c in calibrations]),
+        post_rot=np.stack([c.fit.post_rot for c in calibrations]),
+        post_trans=np.stack([c.fit.post_trans for c in calibrations]),
+    )
+
+
+def frustum_shape(model: CameraModelConfig) -> FrustumShape:
+    """Return the points along the rays of every feature pixel."""
+    return FrustumShape(
+        image_size_hw=model.image.size_hw,
+        feature_size_hw=model.image.feature_size_hw,
+        depth_min_m=model.depth.min_m,
+        depth_max_m=model.depth.max_m,
+        depth_step_m=model.depth.step_m,
+    )
+
+
+def pool_grid(model: CameraModelConfig) -> PoolGrid:
+    """Return the grid that the points fall into."""
+    grid = model.grid
+    return PoolGrid(
+        x_min=grid.x_range_m[0],
+        x_max=grid.x_range_m[1],
+        x_step=grid.resolution_m,
+        y_min=grid.y_range_m[0],
+        y_max=grid.y_range_m[1],
+        y_step=grid.resolution_m,
+        z_min=grid.z_range_m[0],
+        z_max=grid.z_range_m[1],
+        z_step=(grid.z_range_m[1] - grid.z_range_m[0]) / grid.z_cells,
+    )
+
+
+def cells_in_sight(camera: Calibration, model: CameraModelConfig) -> npt.NDArray[np.bool_]:
+    """Tell which cells one camera sees at some height of the grid, between the depths.
+
+    Args:
+        camera: Calibration.
+        model: Depths, grid and image size.
+
+    Returns:
+        (Y, X) bool; row r is y, column c is x, as in :class:`driveRT_ros.core.frame.BevGrid`.
+    """
+    grid, (rows, cols) = model.grid, model.image.size_hw
+    _, count_y, count_x = grid.shape_zyx
+    x = grid.x_range_m[0] + (np.arange(count_x) + 0.5) * grid.resolution_m
+    y = grid.y_range_m[0] + (np.arange(count_y) + 0.5) * grid.resolution_m
+    # Its own height as well: close to a camera the others may all lie outside the image.
+    z_low, z_high = grid.z_range_m
+    heights = [*np.linspace(z_low, z_high, _HEIGHTS), camera.T_ego_camera[2, 3]]
+    T_camera_ego = np.linalg.inv(camera.T_ego_camera)
+    M = camera.fit.post_rot @ camera.K @ T_camera_ego[:3]
+    seen = np.zeros((count_y, count_x), bool)
+    for z in heights:
+        u, v, depth = (m[0] * x[None, :] + m[1] * y[:, None] + m[2] * z + m[3] for m in M)
+        ahead = (depth >= model.depth.min_m) & (depth < model.depth.max_m)
+        scale = np.where(ahead, depth, 1.0)
+        u, v = u / scale - camera.fit.left, v / scale - camera.fit.top
+        seen |= ahead & (u >= 0) & (u < cols) & (v >= 0) & (v < rows)
+    return seen
+
+
+def _unknown(model: CameraModelConfig) -> Calibration:
+    rows, cols = model.image.size_hw
+    pose = np.eye(4)
+    pose[2, 3] = FAR_AWAY_M
+    K = np.array([[cols, 0.0, cols / 2], [0.0, cols, rows / 2], [0.0, 0.0, 1.0]])
+    return Calibration(K, pose, ImageFit.of((cols, rows), model.image))
