@@ -7,11 +7,19 @@ import sys
 from collections.abc import Sequence
 
 from driveRT_ros import __version__
-from driveRT_ros.commands import convert, demo, info, replay, run
+from driveRT_ros.commands import bench, convert, demo, info, replay, run, tune
 from driveRT_ros.core.errors import DriveRTError
 from driveRT_ros.nodes.processes import ProcessFailed
 
-COMMANDS = {"demo": demo, "run": run, "replay": replay, "convert": convert, "info": info}
+COMMANDS = {
+    "demo": demo,
+    "run": run,
+    "replay": replay,
+    "convert": convert,
+    "tune": tune,
+    "bench": bench,
+    "info": info,
+}
 
 _EPILOG = """\
 exit codes: 0 done, 1 a node failed, 2 something asked for cannot be done, 130 interrupted
@@ -21,6 +29,8 @@ examples:
   drivert demo --bag my_bag --topic /points_raw  the same on a recording
   drivert run --bag my_bag                       detect offline; nothing is lost at any speed
   drivert convert --sim scene_bag                a rosbag2 that every ROS 2 tool plays
+  drivert tune --output plan.json                find the fastest kernels for this GPU
+  drivert bench sparse                           time the engine on this GPU
   drivert info my_bag                            what is inside, and what this machine has
 """
 

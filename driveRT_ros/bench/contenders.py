@@ -34,7 +34,7 @@ from driveRT_ros.core.gpu.backbone import SparseBackbone
 from driveRT_ros.core.gpu.domains import BEV_DILATED, BEV_UNION
 from driveRT_ros.core.gpu.replay import captured, replay_times
 from driveRT_ros.core.plan import Plan, default_plan
-from driveRT_ros.core.tuner import TOLERANCE
+from driveRT_ros.core.tuner_device import TOLERANCE
 from driveRT_ros.models.graph import LayerSpec
 
 

@@ -14,7 +14,7 @@ from driveRT_ros.bench.timing import Mark, unmarked
 from driveRT_ros.core.config import LidarConfig
 from driveRT_ros.core.ops import Ops
 from driveRT_ros.core.sparse_conv import SparseTensor
-from driveRT_ros.core.tuner import TOLERANCE
+from driveRT_ros.core.tuner_device import TOLERANCE
 from driveRT_ros.models.graph import Graph, LayerSpec
 from driveRT_ros.models.voxelnext import MERGE_SCALES, MERGED_LEVELS, Backbone
 

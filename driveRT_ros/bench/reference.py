@@ -15,7 +15,7 @@ from driveRT_ros.bench.networks import VOXELS, TorchNetwork, errors, failure
 from driveRT_ros.bench.timing import machine, summary
 from driveRT_ros.core.config import LidarConfig
 from driveRT_ros.core.ops import Ops
-from driveRT_ros.core.tuner import TOLERANCE
+from driveRT_ros.core.tuner_device import TOLERANCE
 
 NAME = "reference fp32"
 

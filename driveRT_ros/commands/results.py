@@ -144,7 +144,7 @@ def _pictures(
     bag: str, topic: str, recorded: Recorded, config: LidarConfig, title: str
 ) -> Iterator[np.ndarray]:
     drawn = 0
-    for frame in _scene_frames(bag, topic, config):
+    for frame in scene_frames(bag, topic, config):
         cloud, found = frame.points, recorded.detections.get(frame.points.stamp_ns)
         if found is None:
             continue
@@ -166,7 +166,7 @@ def _pictures(
         )
 
 
-def _scene_frames(bag: str, topic: str, config: LidarConfig) -> Iterator[SceneFrame]:
+def scene_frames(bag: str, topic: str, config: LidarConfig) -> Iterator[SceneFrame]:
     """Yield frames with all the bag tells of them; without transforms, x is forward."""
     with BagReader(bag) as reader:
         placed = TF_STATIC in reader.topics

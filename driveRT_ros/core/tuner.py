@@ -1,7 +1,7 @@
 """Search a Plan: check every candidate, time those that are right, accept by whole frames.
 
-The search knows no GPU. What it needs of one is :class:`TuningDevice`; ``core/gpu/tuning.py`` is
-that on CUDA. A tactic replaces another only where it is right against float64 and faster by a
+The search knows no GPU. What it needs of one is ``TuningDevice``; ``core/gpu/tuning.py`` is that on
+CUDA. A tactic replaces another only where it is right against float64 and faster by a
 minimum gain on most calibration frames, measured in turns with the tactic it would replace. The
 result replaces the default Plan only if whole frames that the search never saw agree.
 """
@@ -14,86 +14,21 @@ import math
 import statistics
 import time
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, Protocol
+from typing import Any
 
-import torch
-
-from driveRT_ros.core.errors import ConfigError, DeviceError, DriveRTError
+from driveRT_ros.core.errors import ConfigError, DeviceError
 from driveRT_ros.core.plan import Plan
 from driveRT_ros.core.tactics import ConvTactic
+from driveRT_ros.core.tuner_device import (
+    HELD_OUT,
+    TOLERANCE,
+    Faults,
+    Frame,
+    Progress,
+    Settings,
+    TuningDevice,
+)
 from driveRT_ros.core.tuner_state import DomainState, StateFile, Trial
-
-TOLERANCE = {"fp32": 1e-5, "fp32x3": 1e-5, "tf32": 1e-2, "fp16": 2e-2}
-"""Largest error of a precision, relative to the largest float64 value of the layer."""
-
-Faults = (DriveRTError, RuntimeError)
-"""What a candidate may raise: ours, and those of torch (out of memory, CUDA errors)."""
-
-
-class Frame(Protocol):
-    """One cloud to tune on."""
-
-    @property
-    def name(self) -> str:
-        """Short name, unique among the frames."""
-        ...
-
-    @property
-    def points(self) -> torch.Tensor:
-        """(N, 5) float32 x, y, z, intensity, time lag."""
-        ...
-
-
-class TuningDevice(Protocol):
-    """What the search asks of a GPU. Every method may raise one of ``Faults``."""
-
-    def prepare(self, domain: str, tactics: Sequence[ConvTactic]) -> None:
-        """Compile ahead, side by side; a fault shows when the tactic is checked."""
-
-    def check(self, domain: str, tactic: ConvTactic) -> float:
-        """Return the largest error of the domain's layers, relative to float64; NaN is wrong."""
-
-    def time_pair(
-        self, domain: str, a: ConvTactic, b: ConvTactic, frame: Frame
-    ) -> tuple[float, float]:
-        """Return microseconds of the domain under two tactics, measured in turns."""
-
-    def time_frame(self, plan: Plan, frame: Frame) -> float:
-        """Return microseconds of a whole frame."""
-
-    def difference(self, a: Plan, b: Plan, frame: Frame) -> float:
-        """Return the largest difference of two Plans' features, relative to the largest one."""
-
-    def alive(self) -> bool:
-        """Return whether the device still works after a fault."""
-
-
-@dataclasses.dataclass(frozen=True)
-class Settings:
-    """When a tactic is better.
-
-    Args:
-        min_gain: Share of the time that a tactic must save to replace another.
-        worst_loss: Share that the slowest quarter of the held-out frames may lose.
-        time_limit_s: The search of candidates ends after this; 0 for no limit.
-    """
-
-    min_gain: float = 0.02
-    worst_loss: float = 0.02
-    time_limit_s: float = 0.0
-
-    def __post_init__(self) -> None:
-        """Refuse shares outside [0, 1) and negative times."""
-        for name in ("min_gain", "worst_loss"):
-            value = getattr(self, name)
-            if not 0 <= value < 1:
-                raise ConfigError(f"'{name}' is a share, 0 <= x < 1, got {value}.")
-        if not self.time_limit_s >= 0:
-            raise ConfigError(f"'time_limit_s' must not be negative, got {self.time_limit_s}.")
-
-
-Progress = Callable[[str, int, int], None]
-"""Called before each candidate with the domain, its number and how many there are."""
 
 
 def _quiet(domain: str, number: int, of: int) -> None:
@@ -107,7 +42,7 @@ class Tuner:
         device: Where candidates run.
         default: Plan that needs no search; its tactics are the first incumbents.
         choices: Candidates by domain, in the order in which they are tried.
-        calibration: Frames that decide; the device checks results on the first.
+        calibration: Frames that decide; results are checked on the first.
         held_out: Frames that accept or refuse the result.
         file: Where the state goes.
         settings: Gains and limits.
@@ -209,7 +144,7 @@ class Tuner:
         return bool(limit) and self._now_s() - begin_s >= limit
 
     def _check_default(self, domain: str) -> None:
-        error = self.device.check(domain, self.default.tactics[domain])
+        error = self.device.check(domain, self.default.tactics[domain], self.calibration[0])
         if not error <= TOLERANCE[self.default.precision]:
             raise DeviceError(
                 f"The default tactic of domain '{domain}' has a relative error of {error:.1e} on "
@@ -222,7 +157,7 @@ class Tuner:
         if tactic == self.default.tactics[domain]:
             return Trial(describe(tactic), note="the default itself")
         try:
-            error = self.device.check(domain, tactic)
+            error = self.device.check(domain, tactic, self.calibration[0])
             if not error <= TOLERANCE[self.default.precision]:
                 wrong = f"its results are wrong by {error:.1e}"
                 return Trial(describe(tactic), error=_finite(error), fault=wrong)
@@ -308,7 +243,8 @@ class Tuner:
             return {"accepted": False, "reason": reason, "frames": 0}
         default_us, tuned_us, ratios, largest = [], [], [], 0.0
         try:
-            for frame in self.held_out:
+            for number, frame in enumerate(self.held_out):
+                self._progress(HELD_OUT, number, len(self.held_out))
                 difference = self.device.difference(self.default, plan, frame)
                 largest = max(largest, math.inf if math.isnan(difference) else difference)
                 # There and back: what drifts meanwhile meets both alike.
@@ -372,9 +308,9 @@ class Tuner:
             ]
         return {
             **self.file.key,
+            "min_gain": self.settings.min_gain,
             "date": datetime.date.today().isoformat(),
             "complete": complete,
-            "min_gain": self.settings.min_gain,
             "calibration_frames": [frame.name for frame in self.calibration],
             "held_out_frames": [frame.name for frame in self.held_out],
             "search_seconds": round(self.state.seconds, 1),

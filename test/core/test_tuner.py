@@ -10,7 +10,8 @@ import pytest
 
 from driveRT_ros.core.errors import ConfigError, DeviceError
 from driveRT_ros.core.plan import Plan
-from driveRT_ros.core.tuner import Settings, Tuner, describe
+from driveRT_ros.core.tuner import Tuner, describe
+from driveRT_ros.core.tuner_device import Settings
 from driveRT_ros.core.tuner_state import StateFile
 from test.support.tuning import Compile, FakeDevice, FakeFrame, tactic
 

@@ -7,9 +7,11 @@ import os
 import re
 import shutil
 import subprocess
+import sys
 from pathlib import Path
 
 import pytest
+import torch
 
 ROOT = Path(__file__).resolve().parents[2]
 TEXT = (ROOT / "README.md").read_text(encoding="utf-8")
@@ -43,6 +45,7 @@ def test_every_command_of_the_readme_belongs_to_a_test_below():
         "make demo",
         "make test",
         "export PATH=",
+        "drivert tune",
         "colcon build",
         "ros2 launch",
         "export FAST",
@@ -76,6 +79,22 @@ def test_the_drivert_commands_run_as_written(ros_env, tmp_path):
     assert result.returncode == 0, result.stdout + result.stderr
     assert (tmp_path / "drive").is_dir()
     assert list((tmp_path / "pictures").rglob("*.png"))
+
+
+def test_the_tuning_and_measuring_commands_run_or_say_that_there_is_no_gpu(tmp_path):
+    path = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
+    lines = block_starting("drivert tune").splitlines()
+    assert all(line.startswith("drivert ") for line in lines)
+    for line in lines:
+        command = line.split("#")[0].strip()
+        if command.startswith("drivert tune"):
+            command += " --time-limit 20"  # the rest of the search is more of the same
+        result = run(command, tmp_path, os.environ | {"PATH": path})
+        if torch.cuda.is_available() or "--device cpu" in command:
+            assert result.returncode == 0, result.stdout + result.stderr
+        else:
+            assert result.returncode == 2
+            assert "finds no CUDA device" in result.stderr and result.stderr.count("\n") == 1
 
 
 def test_colcon_build_is_the_command_that_the_setup_tests_run():

@@ -19,6 +19,11 @@ class FakeFrame:
     points: torch.Tensor = field(default_factory=lambda: torch.zeros(0, 5))
 
 
+def scale_of(frame) -> float:
+    """Return how much longer a frame takes than the costs say; real frames take as long."""
+    return getattr(frame, "scale", 1.0)
+
+
 def tactic(number: int) -> Tactic:
     """Return one of many different tactics."""
     return Tactic(3, 64, 16, 4, 4, 2, number)
@@ -57,7 +62,10 @@ class FakeDevice:
     def prepare(self, domain: str, tactics: Sequence[ConvTactic]) -> None:
         assert not self.dead
 
-    def check(self, domain: str, tactic: ConvTactic) -> float:
+    def overflow(self, frame) -> dict[str, tuple[int, int]]:
+        return {}
+
+    def check(self, domain: str, tactic: ConvTactic, frame) -> float:
         if self.at_check:
             self.at_check(domain, tactic)
         self.checked.append((domain, tactic))
@@ -73,7 +81,7 @@ class FakeDevice:
             assert (domain, tactic) in {*self.checked, *self.trusted}, "timed before it was checked"
         self.timed.append((domain, a, b, frame.name))
         us_a, us_b = (
-            self.costs[domain][t] * frame.scale * self.skew.get((t, frame.name), 1.0)
+            self.costs[domain][t] * scale_of(frame) * self.skew.get((t, frame.name), 1.0)
             for t in (a, b)
         )
         return us_a, us_b
@@ -82,7 +90,7 @@ class FakeDevice:
         self.framed.append((plan, frame.name))
         if self.frame_us:
             return self.frame_us(plan, frame.name)
-        return frame.scale * sum(self.costs[d][plan.tactics[d]] for d in self.costs)
+        return scale_of(frame) * sum(self.costs[d][plan.tactics[d]] for d in self.costs)
 
     def difference(self, a: Plan, b: Plan, frame) -> float:
         return self.differs_by

@@ -21,7 +21,7 @@ from driveRT_ros.core.nvrtc import compile_cubin
 from driveRT_ros.core.plan import Plan, domain_layers
 from driveRT_ros.core.sparse_types import SparseTensor
 from driveRT_ros.core.tactics import ConvTactic
-from driveRT_ros.core.tuner import Frame
+from driveRT_ros.core.tuner_device import Frame
 from driveRT_ros.models.graph import LayerSpec
 
 ROUNDS = 3
@@ -99,17 +99,13 @@ class Engine:
 
 
 class GpuTuningDevice:
-    """See :class:`~driveRT_ros.core.tuner.TuningDevice`.
+    """See :class:`~driveRT_ros.core.tuner_device.TuningDevice`.
 
     Args:
         config: Grid, capacities and channels.
         tensors: ``<layer>.weight`` and ``<layer>.bias`` of every layer, float32 on the device.
         device: CUDA device.
         default: Plan whose tactics stand in every domain that is not being tried.
-        check_frame: Frame on which results are compared.
-
-    Raises:
-        ConfigError: If a weight does not have the channels of its layer.
     """
 
     def __init__(
@@ -118,13 +114,12 @@ class GpuTuningDevice:
         tensors: Mapping[str, torch.Tensor],
         device: torch.device,
         default: Plan,
-        check_frame: Frame,
     ) -> None:
         self._config, self._tensors, self._device = config, tensors, device
-        self._default, self._check_frame = default, check_frame
+        self._default = default
         self._layers = domain_layers(config.model.channels)
         self._engines: OrderedDict[tuple[ConvTactic, ...], Engine] = OrderedDict()
-        self._want: dict[str, dict[str, torch.Tensor]] = {}
+        self._want: dict[tuple[str, str], dict[str, torch.Tensor]] = {}
 
     def prepare(self, domain: str, tactics: Sequence[ConvTactic]) -> None:
         """Compile ahead, side by side; a fault shows when the tactic is checked."""
@@ -140,22 +135,23 @@ class GpuTuningDevice:
         with ThreadPoolExecutor(min(16, os.cpu_count() or 1)) as threads:
             list(threads.map(compile_one, tactics))
 
-    def check(self, domain: str, tactic: ConvTactic) -> float:
+    def check(self, domain: str, tactic: ConvTactic, frame: Frame) -> float:
         """Return the largest error of the domain's layers on two runs over poisoned rows.
 
         Raises:
             DeviceError: If the two runs differ.
+            ConfigError: If a weight does not have the channels that the kernels are tried for.
         """
-        want = self._expected(domain)
+        want = self._expected(domain, frame)
         engine = self._with(domain, tactic)
         backbone = engine.backbone
-        engine.load(self._check_frame)
+        engine.load(frame)
         rows = {name: len(exact) for name, exact in want.items()}
         runs = []
         for _ in range(2):
             for name in rows:
                 backbone.output(name).fill_(torch.nan)
-            engine.run(self._check_frame)
+            engine.run(frame)
             runs.append([backbone.output(name)[:count].clone() for name, count in rows.items()])
         if not all(torch.equal(_bits(a), _bits(b)) for a, b in zip(*runs)):
             raise DeviceError(f"Two runs of one frame gave different bytes in domain '{domain}'.")
@@ -230,19 +226,20 @@ class GpuTuningDevice:
 
     # ---- what is right --------------------------------------------------------------------------
 
-    def _expected(self, domain: str) -> dict[str, torch.Tensor]:
-        """Return float64 rows of the domain's layers on the check frame, kept for one domain."""
-        if domain not in self._want:
+    def _expected(self, domain: str, frame: Frame) -> dict[str, torch.Tensor]:
+        """Return float64 rows of the domain's layers; those of the last domain are kept."""
+        if (domain, frame.name) not in self._want:
             engine = self._engine(self._default)
-            engine.load(self._check_frame)
+            engine.load(frame)
             backbone = engine.backbone
             mine = domain_layers_of(backbone.graph)[domain]
             self._check_widths(mine.layers)
             shape = backbone.maps.domains[domain].shape
             coords = [self._coords(engine, level) for level in (shape.in_level, shape.out_level)]
             x = backbone.output(mine.source)[: len(coords[0][0])]
-            self._want = {domain: exact_outputs(mine, x, coords[0], coords[1], self._tensors)}
-        return self._want[domain]
+            want = exact_outputs(mine, x, coords[0], coords[1], self._tensors)
+            self._want = {(domain, frame.name): want}
+        return self._want[domain, frame.name]
 
     def _check_widths(self, layers: Sequence[LayerSpec]) -> None:
         for layer in layers:

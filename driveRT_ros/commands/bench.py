@@ -1,0 +1,156 @@
+"""Check, then time, on the machine at hand.
+
+Every candidate is compared with a float64 run of the same network on the same frame first; one
+that fails has no time. On a GPU the sparse engine runs as one CUDA graph, from raw points to the
+rows that the heads share; its stages are graphs of their own. Wall times include the launches.
+"""
+
+from __future__ import annotations
+
+import argparse
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from rich.table import Table
+
+from driveRT_ros.commands.common import console, progress
+from driveRT_ros.core.errors import ConfigError, DeviceError
+from driveRT_ros.core.plan import PRECISIONS
+
+if TYPE_CHECKING:
+    from driveRT_ros.core.config import LidarConfig
+
+HELP = "check, then time, the sparse engine on this machine"
+EXAMPLES = """\
+examples:
+  drivert bench sparse                                 simulated frames, on the GPU
+  drivert bench sparse --precision fp16 --data DIR     with the real frames A, B, C in DIR
+  drivert bench sparse --plan plan.json                the default Plan beside a tuned one
+  drivert bench sparse --peers spconv,torch,cublas     beside what can be imported
+  drivert bench sparse --device cpu                    the reference operators
+"""
+
+PEERS = ("spconv", "torch", "cublas")
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Add the options of ``drivert bench``."""
+    parser.add_argument("suite", choices=("sparse",), help="what to measure")
+    parser.add_argument(
+        "--device", choices=("cuda", "cpu"), default="cuda", help="cpu times the reference"
+    )
+    parser.add_argument(
+        "--precision", choices=PRECISIONS, help="default: that of the Plan, or fp32"
+    )
+    parser.add_argument("--plan", metavar="FILE", help="time this Plan beside the default one")
+    parser.add_argument(
+        "--frames", metavar="NAMES", help="by comma: S1, S5, S10, S15 (simulated), A, B, C"
+    )
+    parser.add_argument("--data", metavar="DIR", help="folder of the real frames A, B and C")
+    parser.add_argument(
+        "--peers", metavar="NAMES", default="", help=f"by comma, of {', '.join(PEERS)}"
+    )
+    parser.add_argument("--rounds", type=int, default=4, help="interleaved rounds (default: 4)")
+    parser.add_argument("--config", metavar="YAML", help="parameter file: grid and channels")
+    parser.add_argument("--output", metavar="JSON", help="file for the result")
+
+
+def execute(args: argparse.Namespace) -> int:
+    """Run ``drivert bench``."""
+    from driveRT_ros.bench.sparse import write_report
+    from driveRT_ros.core.config import LidarConfig
+
+    config = LidarConfig.from_yaml(args.config) if args.config else LidarConfig()
+    if args.rounds < 1:
+        raise ConfigError(f"Option --rounds must be at least 1, got {args.rounds}.")
+    if args.output and not Path(args.output).resolve().parent.is_dir():
+        raise ConfigError(f"The folder of '{args.output}' does not exist.")
+    report = _on_cpu(args, config) if args.device == "cpu" else _on_gpu(args, config)
+    _show(report)
+    if args.output:
+        write_report(report, Path(args.output))
+        console.print(f"Wrote {args.output}.")
+    return 0
+
+
+def _frame_names(args: argparse.Namespace, default: tuple[str, ...]) -> list[str]:
+    from driveRT_ros.bench.frames import present
+
+    if args.frames:
+        return [name.strip() for name in args.frames.split(",")]
+    found = present(Path(args.data)) if args.data else []
+    if args.data and not found:
+        raise ConfigError(f"Folder '{args.data}' holds none of the frames A, B and C.")
+    return [*default, *found]
+
+
+def _on_gpu(args: argparse.Namespace, config: LidarConfig) -> dict[str, Any]:
+    import torch
+
+    if not torch.cuda.is_available():
+        raise DeviceError(
+            f"torch {torch.__version__} finds no CUDA device to measure on; "
+            "'drivert bench sparse --device cpu' times the reference operators."
+        )
+    from driveRT_ros.bench.frames import load_frames
+    from driveRT_ros.bench.sparse import Protocol, SparseBench, measure
+
+    names = _frame_names(args, ("S1", "S5", "S10", "S15"))
+    peers = [name.strip() for name in args.peers.split(",") if name.strip()]
+    unknown = sorted(set(peers) - set(PEERS))
+    if unknown:
+        raise ConfigError(f"There is no peer {', '.join(unknown)}; there are {', '.join(PEERS)}.")
+    data = Path(args.data) if args.data else None
+    with torch.no_grad(), progress() as bar:
+        task = bar.add_task("frames", total=None)
+        frames = list(load_frames(names, data, config))
+        parts = len(frames) * (2 if {"spconv", "torch"} & set(peers) else 1) + 2
+        bar.update(task, total=parts, description="compile")
+        bench = SparseBench(config, _plans(args), peers, Protocol(rounds=args.rounds))
+
+        def told(part: str) -> None:
+            bar.advance(task)
+            bar.update(task, description=part)
+
+        told("measure")
+        return measure(bench, frames, told)
+
+
+def _plans(args: argparse.Namespace) -> list[tuple[str, Path | None]]:
+    """Return the Plans to time: the default of the precision, then the one that was named."""
+    from driveRT_ros.core.plan import Plan
+
+    if not args.plan:
+        return [(args.precision or "fp32", None)]
+    precision = args.precision or Plan.load(args.plan).precision
+    return [(precision, None), (precision, Path(args.plan))]
+
+
+def _on_cpu(args: argparse.Namespace, config: LidarConfig) -> dict[str, Any]:
+    if args.plan or args.peers or args.precision not in (None, "fp32"):
+        raise ConfigError("Options --plan, --peers and --precision need a GPU, not --device cpu.")
+    from driveRT_ros.bench.frames import load_frames
+    from driveRT_ros.bench.reference import measure_reference
+
+    names = _frame_names(args, ("S1",))
+    with progress() as bar:
+        task = bar.add_task("reference", total=len(names))
+        frames = list(load_frames(names, Path(args.data) if args.data else None, config))
+        return measure_reference(config, frames, args.rounds, told=lambda part: bar.advance(task))
+
+
+def _show(report: dict[str, Any]) -> None:
+    """Print one line a candidate, then the stages of the engine."""
+    from driveRT_ros.bench.table import stage_table, whole_table
+
+    machine = report["gpu"] or report["cpu"]
+    driver = f", driver {report['driver']}" if report["driver"] else ""
+    commit = f", commit {report['commit']}" if report["commit"] else ""
+    console.print(f"{machine}{driver}, torch {report['torch']}, {report['date']}{commit}")
+    candidates = [name for frame in report["frames"].values() for name in frame["candidates"]]
+    first = next(iter(candidates))
+    for head, *lines in (whole_table(report), stage_table(report, first)):
+        table = Table(*head, box=None)
+        for line in lines:
+            table.add_row(*line)
+        console.print(table)
