@@ -59,16 +59,12 @@ class CameraGeometry:
     def __post_init__(self) -> None:
         n = len(self.K)
         eye = np.eye(3)
-        parts = {
-            "K": (self.K, (n, 3, 3)),
-            "T_ego_cam": (self.T_ego_cam, (n, 4, 4)),
-            "post_rot": (np.stack([eye] * n) if self.post_rot is None else self.post_rot, (n, 3, 3))
-            if n
-            else (np.zeros((0, 3, 3)), (0, 3, 3)),
-            "post_trans": (np.zeros((n, 3)) if self.post_trans is None else self.post_trans, (n, 3)),
-            "bda": (eye if self.bda is None else self.bda, (3, 3)),
-        }
-        for name, (value, shape) in parts.items():
+        defaults = {"post_rot": np.broadcast_to(eye, (n, 3, 3)), "post_trans": np.zeros((n, 3))}
+        shapes = {"K": (n, 3, 3), "T_ego_cam": (n, 4, 4), "post_rot": (n, 3, 3)}
+        shapes |= {"post_trans": (n, 3), "bda": (3, 3)}
+        for name, shape in shapes.items():
+            value = getattr(self, name)
+            value = {**defaults, "bda": eye}[name] if value is None else value
             object.__setattr__(self, name, _matrices(name, value, shape))
 
     @property
@@ -87,7 +83,7 @@ class CameraGeometry:
         """
         rows = np.zeros((self.cameras, 24))
         for i in range(self.cameras):
-            assert self.post_rot is not None and self.post_trans is not None
+            assert self.post_rot is not None and self.post_trans is not None  # filled in above
             P = _inverse("post_rot", i, self.post_rot[i])
             M = self.bda @ self.T_ego_cam[i, :3, :3] @ _inverse("K", i, self.K[i])
             t = self.bda @ self.T_ego_cam[i, :3, 3]

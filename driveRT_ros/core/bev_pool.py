@@ -1,0 +1,394 @@
+"""Pool camera features into a bird's-eye view: ``out[cell] = sum of depth x context``.
+
+Three ways in, from the simplest to the fastest:
+
+``bev_pool(depth, context, scatter_map)`` is a function like any other of torch (autograd included).
+``BevPool(scatter_map)`` is a module that holds the map, for ``torch.compile`` and ``torch.export``.
+``StaticBevPool(scatter_map, ...)`` keeps its result: cells without points are zeroed once instead of
+every time, and nothing is allocated. It needs a CUDA device to gain anything.
+
+On the CPU the reference runs; on CUDA one of the kernels that ``pool_tactics`` describes. Results
+repeat bit by bit for the same map and tactic.
+
+Not-a-number and infinity: a depth reaches the cell of its point. A feature reaches the cells of its
+pixel; with the tactic ``tiles`` it reaches all cells (up to 16 each) of the tiles that see the pixel,
+because a matrix product multiplies it by zero there.
+"""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Sequence
+
+import torch
+
+from driveRT_ros.core.errors import ConfigError
+from driveRT_ros.core.pool_tactics import (
+    PoolShape,
+    PoolTactic,
+    Work,
+    default_tactic,
+    tensors_of,
+)
+from driveRT_ros.core.pool_types import (
+    ROUNDINGS,
+    CameraGeometry,
+    FrustumShape,
+    PoolGrid,
+    ScatterMap,
+)
+from driveRT_ros.core.reference import bev_pool as reference
+
+__all__ = [
+    "BevPool",
+    "CameraGeometry",
+    "FrustumShape",
+    "PoolGrid",
+    "PoolTactic",
+    "ScatterMap",
+    "StaticBevPool",
+    "bev_pool",
+    "build_scatter_map",
+    "supports",
+]
+
+
+def build_scatter_map(
+    geometry: CameraGeometry,
+    frustum: FrustumShape,
+    grid: PoolGrid,
+    *,
+    device: torch.device | str = "cpu",
+    rounding: str = "trunc",
+) -> ScatterMap:
+    """Find the cell of every frustum point and group the points by cell.
+
+    Built anew only when the calibration changes. On CUDA it runs on the current stream and nobody
+    waits: the number of points and intervals stays on the device.
+
+    Args:
+        geometry: Intrinsics, extrinsics and image augmentation of the cameras.
+        frustum: The points along the rays of every feature pixel.
+        grid: The cells.
+        device: Where the map is built and lies.
+        rounding: ``trunc`` gives the cells that published checkpoints were trained with, where
+            points up to one cell below the range fall into the first cell; ``floor`` does not.
+
+    Returns:
+        The map. Points outside the grid are in no interval.
+
+    Raises:
+        ConfigError: If the rounding is unknown, a camera has no inverse, or there are more points
+            than 31 bits count.
+    """
+    if rounding not in ROUNDINGS:
+        raise ConfigError(f"Parameter 'rounding' must be one of {ROUNDINGS}, got '{rounding}'.")
+    device = torch.device(device)
+    if device.type == "cuda":
+        from driveRT_ros.core.gpu import scatter_map  # needs a driver
+
+        return scatter_map.build_scatter_map(geometry, frustum, grid, rounding, device)
+    return reference.build_scatter_map(geometry, frustum, grid, rounding).to(device)
+
+
+def supports(
+    depth: torch.Tensor,
+    context: torch.Tensor,
+    tactic: PoolTactic,
+    *,
+    out_dtype: torch.dtype | None = None,
+) -> str:
+    """Return why a tactic cannot pool such tensors, or an empty string where it can.
+
+    Args:
+        depth: (B, N, D, H, W).
+        context: (B, N, H, W, C).
+        tactic: The tactic.
+        out_dtype: Of the result; see :func:`bev_pool`.
+    """
+    shape = PoolShape.of(depth, context, out_dtype or result_dtype(depth, context))
+    _, n, d, h, w = depth.shape
+    return tactic.supports(shape, (n, d, h, w))
+
+
+def result_dtype(depth: torch.Tensor, context: torch.Tensor) -> torch.dtype:
+    """Return the type of a result where none is asked for: that of features of 16 bits or more."""
+    if torch.float64 in (depth.dtype, context.dtype):
+        return torch.float64
+    return context.dtype if context.dtype.itemsize >= 2 else torch.float16
+
+
+def bev_pool(
+    depth: torch.Tensor,
+    context: torch.Tensor,
+    scatter_map: ScatterMap,
+    *,
+    scale: float = 1.0,
+    out_dtype: torch.dtype | None = None,
+    tactic: PoolTactic | None = None,
+) -> torch.Tensor:
+    """Sum depth x context in every cell.
+
+    Args:
+        depth: (B, N, D, H, W) weights, float32 or float16.
+        context: (B, N, H, W, C) features, float32, float16 or float8_e4m3fn. A slice of a larger
+            tensor will do, as long as channels are contiguous.
+        scatter_map: The map, on the same device. The first call with a map prepares it and waits.
+        scale: Multiplies the result: the scale of float8 features.
+        out_dtype: Type of the result, float32 or float16; by default that of the features,
+            float16 for float8. Sums are float32 (float64 where an input is).
+        tactic: How to pool on CUDA; chosen from the shape by default.
+
+    Returns:
+        (B, Z, Y, X, C), zero where no point falls.
+
+    Raises:
+        ConfigError: If a shape does not belong to the map, or the tactic cannot do it.
+    """
+    _check_shapes(depth, context, scatter_map)
+    prepared = _prepared(scatter_map)
+    out_dtype = out_dtype or result_dtype(depth, context)
+    tactic = tactic or _default(depth, context, out_dtype)
+    work = prepared.work(tactic) if depth.is_cuda else None
+    ranks, shape = list(prepared.map.arrays()), list(prepared.map.grid_shape_zyx)
+    pooled: torch.Tensor = _pool_op(
+        depth, context, ranks, tensors_of(work), shape, tactic.to_json(), scale, out_dtype
+    )
+    return pooled
+
+
+class BevPool(torch.nn.Module):
+    """Pooling with one map, as a module whose map moves and exports with it.
+
+    Args:
+        scatter_map: The map.
+        scale: Multiplies the result.
+        out_dtype: Type of the result; see :func:`bev_pool`.
+        tactic: How to pool on CUDA; by default the one for float16 and ``channels``.
+        channels: Channels that the default tactic is chosen for.
+
+    Raises:
+        ConfigError: If the tactic cannot work with the map.
+    """
+
+    def __init__(
+        self,
+        scatter_map: ScatterMap,
+        *,
+        scale: float = 1.0,
+        out_dtype: torch.dtype | None = None,
+        tactic: PoolTactic | None = None,
+        channels: int = 64,
+    ) -> None:
+        super().__init__()
+        made = scatter_map.trimmed()
+        if tactic is None:
+            half = torch.float16
+            tactic = default_tactic(PoolShape(channels, half, half, half, 1), made.frustum_shape)
+        self.scale, self.out_dtype, self.tactic = scale, out_dtype, tactic
+        self.grid_shape_zyx, self.frustum_shape = made.grid_shape_zyx, made.frustum_shape
+        self.calibration_hash = made.calibration_hash
+        for name, array in zip(("depth", "feat", "bev", "starts", "lengths"), made.arrays()):
+            self.register_buffer(f"ranks_{name}", array, persistent=False)
+        self._work = [f"work_{i}" for i, _ in enumerate(tensors_of(tactic.work(made)))]
+        for name, table in zip(self._work, tensors_of(tactic.work(made))):
+            self.register_buffer(name, table, persistent=False)
+
+    def forward(self, depth: torch.Tensor, context: torch.Tensor) -> torch.Tensor:
+        """Return (B, Z, Y, X, C); see :func:`bev_pool`."""
+        names = ("depth", "feat", "bev", "starts", "lengths")
+        pooled: torch.Tensor = _pool_op(
+            depth,
+            context,
+            [getattr(self, f"ranks_{name}") for name in names],
+            [getattr(self, name) for name in self._work],
+            list(self.grid_shape_zyx),
+            self.tactic.to_json(),
+            self.scale,
+            self.out_dtype or result_dtype(depth, context),
+        )
+        return pooled
+
+
+class StaticBevPool:
+    """Pooling into one result that stays: only cells with points are written.
+
+    With a fixed map the other cells never change, so they are zeroed once. Nothing is allocated and
+    nobody waits after the first call, so a call can be captured in a CUDA graph.
+
+    Args:
+        scatter_map: The map.
+        depth: (B, N, D, H, W) tensor that will hold the depths.
+        context: (B, N, H, W, C) tensor that will hold the features.
+        scale: Multiplies the result.
+        out_dtype: Type of the result; see :func:`bev_pool`.
+        tactic: How to pool on CUDA; chosen from the shape by default.
+
+    Raises:
+        ConfigError: If a shape does not belong to the map, or the tactic cannot do it.
+    """
+
+    def __init__(
+        self,
+        scatter_map: ScatterMap,
+        depth: torch.Tensor,
+        context: torch.Tensor,
+        *,
+        scale: float = 1.0,
+        out_dtype: torch.dtype | None = None,
+        tactic: PoolTactic | None = None,
+    ) -> None:
+        _check_shapes(depth, context, scatter_map)
+        out_dtype = out_dtype or result_dtype(depth, context)
+        prepared = _prepared(scatter_map)
+        self.tactic = tactic or _default(depth, context, out_dtype)
+        self.scatter_map, self.scale = prepared.map, scale
+        self.depth, self.context = depth, context
+        shape = (len(depth), *scatter_map.grid_shape_zyx, context.shape[-1])
+        self.out = torch.zeros(shape, dtype=out_dtype, device=depth.device)
+        self._run = None
+        if depth.is_cuda:
+            from driveRT_ros.core.gpu.bev_pool import bind  # needs a driver
+
+            work = prepared.work(self.tactic)
+            inputs = (depth, context, self.out, prepared.map, work, scale)
+            self._launch = self.tactic.launch(*inputs)
+            self._run = bind(self._launch, depth.device)
+
+    def __call__(self) -> torch.Tensor:
+        """Pool what the tensors hold now; returns the same tensor every time."""
+        if self._run is not None:
+            self._run()
+        else:
+            how = {"scale": self.scale, "out_dtype": self.out.dtype}
+            self.out.copy_(reference.bev_pool(self.depth, self.context, self.scatter_map, **how))
+        return self.out
+
+
+# ---- maps that were prepared --------------------------------------------------------------------
+
+
+class _Prepared:
+    """A map without what lies behind its counts, and the work of every tactic used with it."""
+
+    def __init__(self, scatter_map: ScatterMap) -> None:
+        self.map = scatter_map.trimmed()
+        self._work: dict[str, Work] = {}
+
+    def work(self, tactic: PoolTactic) -> Work:
+        key = tactic.work_key
+        if key not in self._work:
+            self._work[key] = tactic.work(self.map)
+        return self._work[key]
+
+
+_PREPARED: weakref.WeakKeyDictionary[ScatterMap, _Prepared] = weakref.WeakKeyDictionary()
+
+
+def _prepared(scatter_map: ScatterMap) -> _Prepared:
+    found = _PREPARED.get(scatter_map)
+    if found is None:
+        found = _PREPARED[scatter_map] = _Prepared(scatter_map)
+    return found
+
+
+def _default(depth: torch.Tensor, context: torch.Tensor, out_dtype: torch.dtype) -> PoolTactic:
+    n, d, h, w = depth.shape[1:]
+    return default_tactic(PoolShape.of(depth, context, out_dtype), (n, d, h, w))
+
+
+def _check_shapes(depth: torch.Tensor, context: torch.Tensor, scatter_map: ScatterMap) -> None:
+    n, d, h, w = scatter_map.frustum_shape
+    batch = depth.shape[:1]
+    fits = depth.ndim == 5 and context.ndim == 5 and depth.shape[1:] == (n, d, h, w)
+    if not fits or context.shape[:4] != (*batch, n, h, w):
+        raise ConfigError(
+            f"This map is for depth (B, {n}, {d}, {h}, {w}) and context (B, {n}, {h}, {w}, C), got "
+            f"{tuple(depth.shape)} and {tuple(context.shape)}."
+        )
+    devices = {depth.device, context.device, scatter_map.device}
+    if len(devices) > 1:
+        raise ConfigError(f"Depth, context and map must lie on one device, got {devices}.")
+
+
+# ---- the operator of torch ----------------------------------------------------------------------
+
+
+@torch.library.custom_op("drivert::bev_pool", mutates_args=())
+def _pool_op(
+    depth: torch.Tensor,
+    context: torch.Tensor,
+    ranks: Sequence[torch.Tensor],
+    work: Sequence[torch.Tensor],
+    grid_shape_zyx: Sequence[int],
+    tactic: str,
+    scale: float,
+    out_dtype: torch.dtype,
+) -> torch.Tensor:
+    """Pool; ``ranks`` are the five arrays of a map, ``work`` is what ``tactic`` works off."""
+    scatter_map = _map_of(depth, ranks, grid_shape_zyx)
+    if not depth.is_cuda:
+        how = {"scale": scale, "out_dtype": out_dtype}
+        return reference.bev_pool(depth, context, scatter_map, **how)
+    from driveRT_ros.core.gpu.bev_pool import bind  # needs a driver
+
+    chosen = PoolTactic.from_json(tactic)
+    shape = (len(depth), *grid_shape_zyx, context.shape[-1])
+    out = torch.zeros(shape, dtype=out_dtype, device=depth.device)
+    if chosen.kind != "tiles" and not depth[0].is_contiguous():
+        depth = depth.contiguous()
+    launch = chosen.launch(depth, context, out, scatter_map, chosen.work_of(work), scale)
+    bind(launch, depth.device)()
+    return out
+
+
+@_pool_op.register_fake
+def _pool_fake(
+    depth: torch.Tensor,
+    context: torch.Tensor,
+    ranks: Sequence[torch.Tensor],
+    work: Sequence[torch.Tensor],
+    grid_shape_zyx: Sequence[int],
+    tactic: str,
+    scale: float,
+    out_dtype: torch.dtype,
+) -> torch.Tensor:
+    shape = (depth.shape[0], *grid_shape_zyx, context.shape[-1])
+    return torch.empty(shape, dtype=out_dtype, device=depth.device)
+
+
+def _map_of(
+    depth: torch.Tensor, ranks: Sequence[torch.Tensor], grid_shape_zyx: Sequence[int]
+) -> ScatterMap:
+    counts = torch.tensor([len(ranks[0]), len(ranks[3])], dtype=torch.int32)
+    n, d, h, w = depth.shape[1:]
+    nz, ny, nx = grid_shape_zyx
+    return ScatterMap(
+        *ranks, counts=counts, grid_shape_zyx=(nz, ny, nx), frustum_shape=(n, d, h, w)
+    )
+
+
+def _save_for_backward(ctx, inputs, output) -> None:  # type: ignore[no-untyped-def]
+    depth, context, ranks, work, _, _, scale, _ = inputs
+    ctx.save_for_backward(depth, context, *ranks[:3])
+    ctx.scale, ctx.lists = scale, (len(ranks), len(work))
+
+
+def _pool_backward(ctx, grad):  # type: ignore[no-untyped-def]
+    """Gradients of both inputs, point by point: d depth = context . grad, d context = depth grad."""
+    depth, context, rank_depth, rank_feat, rank_bev = ctx.saved_tensors
+    channels = context.shape[-1]
+    grad = grad.reshape(len(depth), -1, channels) * ctx.scale
+    d_depth, d_context = torch.zeros_like(depth), torch.zeros_like(context)
+    for b in range(len(depth)):
+        of_point = grad[b, rank_bev.long()]
+        features = context[b].reshape(-1, channels)[rank_feat.long()].to(grad.dtype)
+        d_depth[b].view(-1)[rank_depth.long()] = (of_point * features).sum(1).to(depth.dtype)
+        products = of_point * depth[b].reshape(-1)[rank_depth.long(), None].to(grad.dtype)
+        flat = torch.zeros(context[b].numel() // channels, channels).to(products)
+        d_context[b] = flat.index_add_(0, rank_feat.long(), products).view_as(context[b])
+    no_gradients = [[None] * length for length in ctx.lists]
+    return d_depth, d_context, *no_gradients, None, None, None, None
+
+
+_pool_op.register_autograd(_pool_backward, setup_context=_save_for_backward)

@@ -1,0 +1,226 @@
+// Pools camera features into a bird's-eye view on tensor cores, a tile of 16 cells after the other.
+//
+// All points of a camera column u at a depth, over the rows v, mostly share a cell: points come as
+// vertical runs. Let w[cell][camera, u][v] be the sum of the depths of the points (d, v) of that
+// column that fall into the cell (mostly one, rarely two). Then
+//   out[cell] = scale * sum over the columns it is seen in of w[cell][column][0 .. H) * features[column]
+// and for 16 cells and 16 rows that is one step of a matrix product: (16 cells x 16 rows) times
+// (16 rows x C). Neighbours on one ray share their columns, so with cells in the order of the first
+// column, then of the first depth, that sees them, 16 cells need 2 to 6 columns between them.
+//
+// What it costs (six cameras of 16 x 44 pixels, 59 depths, 200 x 200 cells of 0.5 m, C = 80, halves):
+// 209,167 points are 16,530 cells, 1,034 tiles and 2,534 steps. Features: 2,534 * 16 * 160 bytes =
+// 6.5 MB where one row a point is 33.5 MB; tables 1.3 MB where five arrays are 2.5 MB; results
+// 2.6 MB; depths a sector of 32 bytes a point, 6.7 MB, less where columns share one. 17 MB through L2
+// at 6 TB/s are 3 us; the products, 1.6 % of a wave of the matrix units, are free. What is left is
+// the chain tile -> step -> depth -> product -> result of about 1.2 us.
+//
+// A block has WARPS_K x WARPS_C warps: steps are dealt over WARPS_K and added up in order through
+// shared memory, channels are divided over WARPS_C, which share the weights w. Tiles with the most
+// steps come first. A lane 4 g + t holds rows v = 4 t .. 4 t + 3 of a step (which of the 16 an index
+// k of the product stands for is free): weights of the cells g and g + 8, features of VEC channels
+// from VEC g on, and gets results of the cells g and g + 8, channels 2 VEC t .. 2 VEC t + 2 VEC - 1.
+//
+// Products of halves are exact, their sums in float; w is rounded to half, which changes it only
+// where several points add up or depths are floats. Weights above 65504 become infinite. Every order
+// is fixed by the map, so results repeat. A depth that is NaN or infinite reaches the cell of its
+// point only; a feature that is spreads over the up to 16 cells of the tiles that see its pixel.
+//
+// C channels; FEATURES (half or e4m3), DEPTHS, RESULTS: pool.cuh; ALIGN channels can be loaded at once.
+#include "pool.cuh"
+
+#ifndef MIN_BLOCKS
+#define MIN_BLOCKS 1
+#endif
+#define WARPS (WARPS_K * WARPS_C)
+constexpr int CHANNELS = C / WARPS_C;               // of a warp
+constexpr int PARTS = (CHANNELS + 7) / 8;           // products of a step
+constexpr int ELEMENT = Bytes<FEATURES>::value;
+static_assert(C % WARPS_C == 0, "channels divide over the warps");
+
+struct PoolTiles {
+    const void *depth, *features;
+    void* out;
+    const int *tile_steps;   // (tiles, 2): first step, steps
+    const int *tile_cells;   // (tiles, 16): cell or -1
+    const u32 *step_place;   // (steps,): u | v / 16 << 16 | camera << 24
+    const uint4* entries;    // (steps, 32 lanes, 8 halfwords): first depth | number of depths << 10
+    int depth_camera, depth_bin, depth_row, depth_column;  // elements between neighbours
+    int feature_camera, feature_row, feature_column;
+    int rows, cells;
+    u64 depth_batch, feature_batch;
+    float scale;
+};
+
+// Channels of a warp lie in groups: as wide vectors as fit eight lanes and the alignment.
+__device__ constexpr int vector_of(int rest) {
+    int vec = ALIGN;
+    while (vec > 1 && 8 * vec > rest) vec /= 2;
+    return vec;
+}
+__device__ constexpr int words_of(int vec) { return vec * ELEMENT < 4 ? 1 : vec * ELEMENT / 4; }
+__device__ constexpr int words_of_row(int rest) {
+    int words = 0;
+    for (; rest > 0; rest -= 8 * vector_of(rest)) words += words_of(vector_of(rest));
+    return words;
+}
+constexpr int WORDS = words_of_row(CHANNELS);
+
+struct Rows {
+    u32 word[4][WORDS];  // four rows of features, this lane's channels of every group
+};
+
+template <int BASE, int WORD>
+__device__ __forceinline__ void load_groups(Rows& rows, int row, const char* from, int g) {
+    if constexpr (BASE < CHANNELS) {
+        constexpr int VEC = vector_of(CHANNELS - BASE), N = words_of(VEC);
+        u32 word[N] = {};
+        if (VEC > 1 || BASE + 8 <= CHANNELS || BASE + g < CHANNELS)
+            load_words<VEC * ELEMENT>(word, from + (BASE + g * VEC) * ELEMENT);
+#pragma unroll
+        for (int i = 0; i < N; ++i) rows.word[row][WORD + i] = word[i];
+        load_groups<BASE + 8 * VEC, WORD + N>(rows, row, from, g);
+    }
+}
+
+// The two halves of channels 2 i and 2 i + 1 of a vector.
+template <int VEC>
+__device__ __forceinline__ u32 channel_pair(const u32* word, int i) {
+    if constexpr (FEATURES == HALF) return word[i];
+    return halves_from_e4m3(word[i / 2] >> (i % 2 * 16) & 0xffffu);
+}
+
+template <int BASE, int WORD>
+__device__ __forceinline__ void multiply_groups(float (&sum)[PARTS][4], const u32 (&weights)[4], const Rows& rows) {
+    if constexpr (BASE < CHANNELS) {
+        constexpr int VEC = vector_of(CHANNELS - BASE);
+#pragma unroll
+        for (int i = 0; i < (VEC + 1) / 2; ++i) {
+            u32 pair[4];
+#pragma unroll
+            for (int row = 0; row < 4; ++row) pair[row] = channel_pair<VEC>(rows.word[row] + WORD, i);
+            const u32 even[2] = {(pair[0] & 0xffffu) | pair[1] << 16, (pair[2] & 0xffffu) | pair[3] << 16};
+            mma_m16n8k16_f16(sum[BASE / 8 + 2 * i], weights, even);
+            if constexpr (VEC > 1) {
+                const u32 odd[2] = {pair[0] >> 16 | (pair[1] & 0xffff0000u), pair[2] >> 16 | (pair[3] & 0xffff0000u)};
+                mma_m16n8k16_f16(sum[BASE / 8 + 2 * i + 1], weights, odd);
+            }
+        }
+        multiply_groups<BASE + 8 * VEC, WORD + words_of(VEC)>(sum, weights, rows);
+    }
+}
+
+template <int BASE>
+__device__ __forceinline__ void store_groups(const PoolTiles& p, const float (&sum)[PARTS][4], u64 at, int half, int t) {
+    if constexpr (BASE < CHANNELS) {
+        constexpr int VEC = vector_of(CHANNELS - BASE);
+        float v[2 * VEC];
+#pragma unroll
+        for (int i = 0; i < 2 * VEC; ++i) v[i] = sum[BASE / 8 + i % VEC][2 * half + i / VEC] * p.scale;
+        if constexpr (BASE + 8 * VEC <= CHANNELS) {
+            store_results<RESULTS, C, 2 * VEC>(p.out, at + BASE + 2 * VEC * t, v);
+        } else {
+#pragma unroll
+            for (int i = 0; i < 2; ++i)  // VEC is 1
+                if (BASE + 2 * t + i < CHANNELS) store_results<RESULTS, 1, 1>(p.out, at + BASE + 2 * t + i, v + i);
+        }
+        store_groups<BASE + 8 * VEC>(p, sum, at, half, t);
+    }
+}
+
+// Offsets inside a batch item fit 31 bits; the caller checks it.
+__device__ __forceinline__ void load_rows(const PoolTiles& p, Rows& rows, u32 place, int first_channel, int lane) {
+    const int v = (place >> 16 & 0xff) * 16 + lane % 4 * 4;
+    const int column = (place >> 24) * p.feature_camera + (place & 0xffff) * p.feature_column + first_channel;
+    const char* from = static_cast<const char*>(p.features) + (blockIdx.y * p.feature_batch + column) * ELEMENT;
+#pragma unroll
+    for (int row = 0; row < 4; ++row)  // rows below the image have no weight; any finite value will do
+        load_groups<0, 0>(rows, row, from + min(v + row, p.rows - 1) * p.feature_row * ELEMENT, lane / 4);
+}
+
+// Left operand of a step: the sum of depths of every (cell, row) of this lane.
+__device__ __forceinline__ uint4 load_weights(const PoolTiles& p, u32 place, const uint4& entries, int lane) {
+    const u64 item = blockIdx.y * p.depth_batch;
+    const int base = (place >> 24) * p.depth_camera + (place & 0xffff) * p.depth_column +
+                     ((place >> 16 & 0xff) * 16 + lane % 4 * 4) * p.depth_row;
+    const u32 packed[4] = {entries.x, entries.y, entries.z, entries.w};
+    float w[8];
+    bool more = false;
+#pragma unroll
+    for (int i = 0; i < 8; ++i) {
+        const int entry = packed[i / 2] >> (i % 2 * 16) & 0xffff;
+        const int at = base + (i % 2 + i / 4 * 2) * p.depth_row + (entry & 1023) * p.depth_bin;
+        w[i] = entry ? load_depth<DEPTHS>(p.depth, item + at) : 0.f;
+        more |= (entry >> 10) > 1;
+    }
+    if (more)
+#pragma unroll
+        for (int i = 0; i < 8; ++i) {
+            const int entry = packed[i / 2] >> (i % 2 * 16) & 0xffff;
+            int at = base + (i % 2 + i / 4 * 2) * p.depth_row + (entry & 1023) * p.depth_bin;
+            for (int k = 1; k < entry >> 10; ++k) w[i] += load_depth<DEPTHS>(p.depth, item + (at += p.depth_bin));
+        }
+    return make_uint4(pack_half2(w[0], w[1]), pack_half2(w[2], w[3]), pack_half2(w[4], w[5]), pack_half2(w[6], w[7]));
+}
+
+extern "C" __global__ void __launch_bounds__(32 * WARPS, MIN_BLOCKS) pool_tiles(const PoolTiles p) {
+    const int lane = threadIdx.x % 32, warp = threadIdx.x / 32, wk = warp / WARPS_C, wc = warp % WARPS_C;
+    const int first = __ldg(p.tile_steps + 2 * blockIdx.x), steps = __ldg(p.tile_steps + 2 * blockIdx.x + 1);
+    float sum[PARTS][4] = {};
+
+    if constexpr (WARPS_C == 1) {
+        for (int s = first + wk; s < first + steps; s += WARPS_K) {
+            const u32 place = __ldg(p.step_place + s);
+            Rows rows;
+            load_rows(p, rows, place, 0, lane);
+            const uint4 w = load_weights(p, place, __ldg(p.entries + static_cast<u64>(s) * 32 + lane), lane);
+            const u32 weights[4] = {w.x, w.y, w.z, w.w};
+            multiply_groups<0, 0>(sum, weights, rows);
+        }
+    } else {
+        // Every warp makes the weights of one step of a round, and uses those of WARPS_C of them.
+        __shared__ uint4 shared_weights[2 * WARPS * 32];
+        for (int begin = 0, buffer = 0; begin < steps; begin += WARPS, buffer ^= 1) {
+            uint4* round = shared_weights + buffer * WARPS * 32;
+            Rows rows;
+            if (begin + wk < steps) load_rows(p, rows, __ldg(p.step_place + first + begin + wk), wc * CHANNELS, lane);
+            if (begin + warp < steps) {
+                const int s = first + begin + warp;
+                round[warp * 32 + lane] =
+                    load_weights(p, __ldg(p.step_place + s), __ldg(p.entries + static_cast<u64>(s) * 32 + lane), lane);
+            }
+            __syncthreads();
+            for (int s = wk; s < WARPS && begin + s < steps; s += WARPS_K) {
+                const uint4 w = round[s * 32 + lane];
+                const u32 weights[4] = {w.x, w.y, w.z, w.w};
+                if (s > wk) load_rows(p, rows, __ldg(p.step_place + first + begin + s), wc * CHANNELS, lane);
+                multiply_groups<0, 0>(sum, weights, rows);
+            }
+        }
+    }
+
+    if constexpr (WARPS_K > 1) {
+        __shared__ float shared_part[(WARPS_K - 1) * WARPS_C * PARTS * 4 * 32];
+        if (steps > 1) {  // the same for the whole block
+            if (wk > 0 && wk < steps) {
+                float* part = shared_part + ((wk - 1) * WARPS_C + wc) * PARTS * 128 + lane;
+#pragma unroll
+                for (int i = 0; i < PARTS * 4; ++i) part[i * 32] = sum[i / 4][i % 4];
+            }
+            __syncthreads();
+            if (wk == 0)
+                for (int other = 1; other < WARPS_K && other < steps; ++other) {
+                    const float* part = shared_part + ((other - 1) * WARPS_C + wc) * PARTS * 128 + lane;
+#pragma unroll
+                    for (int i = 0; i < PARTS * 4; ++i) sum[i / 4][i % 4] += part[i * 32];
+                }
+        }
+        if (wk > 0) return;
+    }
+#pragma unroll
+    for (int half = 0; half < 2; ++half) {
+        const int cell = __ldg(p.tile_cells + blockIdx.x * 16 + lane / 4 + 8 * half);
+        if (cell >= 0)
+            store_groups<0>(p, sum, (static_cast<u64>(blockIdx.y) * p.cells + cell) * C + wc * CHANNELS, half, lane % 4);
+    }
+}
