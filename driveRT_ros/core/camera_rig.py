@@ -114,8 +114,9 @@ def camera_geometry(calibrations: Sequence[Calibration]) -> CameraGeometry:
 
 def frustum_shape(model: CameraModelConfig) -> FrustumShape:
     """Return the points along the rays of every feature pixel."""
+    height, width = model.image.size_hw
     return FrustumShape(
-        image_size_hw=model.image.size_hw,
+        image_size_hw=(height, width),
         feature_size_hw=model.image.feature_size_hw,
         depth_min_m=model.depth.min_m,
         depth_max_m=model.depth.max_m,
