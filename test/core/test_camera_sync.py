@@ -274,13 +274,11 @@ def test_one_clock_that_is_set_back_costs_the_others_at_most_one_set():
 def test_random_losses_and_jitter_are_survived_without_wrong_pairs():
     rng = np.random.default_rng(7)
     lost = [(c, k) for c in RIG for k in range(300) if rng.random() < 0.05]
-    arrivals = sorted(
-        (
-            Arrival(a.camera, a.stamp_ms + int(rng.integers(-2, 3)), a.at_ms + int(rng.integers(40)))
-            for a in rig_stream(range(300), without=lost)
-        ),
-        key=lambda a: a.at_ms,
-    )  # fmt: skip
+    arrivals = []
+    for a in rig_stream(range(300), without=lost):
+        jitter_ms, delay_ms = int(rng.integers(-2, 3)), int(rng.integers(40))
+        arrivals.append(Arrival(a.camera, a.stamp_ms + jitter_ms, a.at_ms + delay_ms))
+    arrivals.sort(key=lambda a: a.at_ms)
     sync = rig()
     out = [ready for _, ready in feed(sync, arrivals)] + sync.flush()
     assert 297 <= len(out) <= 303
