@@ -232,6 +232,19 @@ def test_a_missing_camera_contributes_nothing_and_is_named(pipeline, images):
     np.testing.assert_array_equal(seen[60:, :], all_seen[60:, :])
 
 
+def test_a_missing_camera_weighs_as_much_as_one_that_was_never_there(pipeline, images):
+    # Its black image must not reach the view: the network makes features of black, too.
+    rest = [frame for frame in images if frame.name != "CAM_BACK_LEFT"]
+    names = tuple(frame.name for frame in rest)
+    without = CameraPipeline(replace(pipeline.config, cameras=names), device="cpu")
+    for camera in images:
+        pipeline.process([camera])  # every calibration is known
+    got, expected = pipeline.process(rest), without.process(rest)
+    for name, layer in expected.bev.layers.items():
+        # Convolutions over another number of images may round differently.
+        np.testing.assert_allclose(got.bev.layers[name], layer, atol=1e-5, err_msg=name)
+
+
 def test_what_a_missing_camera_last_saw_leaves_no_trace(images):
     # Two pipelines see different images of one camera, which then fails: both must agree.
     results = []
