@@ -42,6 +42,22 @@ STAGED: dict[int, list[Shape]] = {
         (128, 4, 4, 2, 3, 1), (64, 2, 1, 2, 4, 3), (32, 4, 1, 4, 3, 3),
     ],
 }  # fmt: skip
+# The same of F64, whose sums take twice the registers; slabs in 8 floats.
+STAGED_F64: dict[int, list[Shape]] = {
+    16: [(128, 2, 4, 1, 3, 4), (64, 2, 2, 1, 4, 6), (64, 2, 2, 1, 3, 8), (128, 2, 4, 1, 4, 4)],
+    32: [
+        (64, 4, 2, 1, 3, 4), (64, 2, 2, 1, 4, 4), (64, 2, 4, 1, 4, 4), (128, 2, 4, 1, 3, 3),
+        (64, 4, 2, 1, 3, 6), (64, 4, 2, 1, 2, 8),
+    ],
+    64: [
+        (64, 2, 2, 2, 4, 3), (64, 4, 2, 2, 3, 3), (64, 2, 2, 2, 4, 4), (64, 4, 2, 1, 3, 4),
+        (32, 4, 1, 2, 3, 6), (128, 4, 4, 2, 3, 2),
+    ],
+    128: [
+        (32, 4, 1, 4, 3, 3), (32, 2, 1, 4, 4, 3), (64, 2, 2, 2, 4, 2), (32, 2, 2, 2, 4, 4),
+        (64, 2, 2, 2, 3, 3), (64, 4, 2, 2, 3, 2), (32, 4, 1, 4, 2, 4), (64, 4, 1, 4, 3, 2),
+    ],
+}  # fmt: skip
 DIRECT: dict[int, list[Shape]] = {
     64: [(64, 2, 2, 2, 4, 4), (128, 2, 4, 2, 4, 2), (64, 4, 2, 2, 4, 3)],
     128: [(64, 2, 2, 4, 4, 2), (128, 2, 4, 4, 4, 1), (64, 2, 2, 2, 4, 3), (32, 2, 1, 4, 4, 4)],
@@ -57,6 +73,9 @@ RESIDENT: dict[tuple[int, int], list[Shape]] = {
     ],
     (32, 64): [(32, 0, 12, 1, 2, 1), (16, 0, 16, 1, 2, 1)],
 }
+ONE_GROUP = ("F16", "TF32")
+"""Where one group of all taps was measured to win: sums need no second pass, but tiles hold a third
+more rows than there is work for, which slower arithmetic cannot afford."""
 SHARED_A_MULTIPROCESSOR = 227 * 1024
 """Weights of all resident blocks must fit; of 9.0 and 10.0, no chip has more."""
 
@@ -108,10 +127,13 @@ def tensor_core_variants(c_in: int, c_out: int, taps: int, arithmetic: str) -> I
         return MmaTactic(groups, rows, channels, warps_m, warps_n, stages, blocks, arithmetic, flow)
 
     width = _width(c_out)
-    for shape in STAGED[width]:
+    for shape in (STAGED_F64 if arithmetic == "F64" else STAGED)[width]:
         for groups in _groups(taps, shape[0]):
             yield made(shape, groups, "staged")
-        if taps == 27:
+    if arithmetic not in ONE_GROUP:
+        return
+    if taps == 27:
+        for shape in STAGED[width]:
             yield made(shape, 1, "staged")
     for shape in DIRECT.get(width, []):
         yield made(shape, 1, "direct")

@@ -171,8 +171,8 @@ class Tuner:
             describe(tactic),
             error=error,
             ratio=ratio,
-            us=statistics.median(b for _, b in pairs),
-            incumbent_us=statistics.median(a for a, _ in pairs),
+            us=statistics.fmean(b for _, b in pairs),
+            incumbent_us=statistics.fmean(a for a, _ in pairs),
             frames=len(pairs),
             kept=ratio <= 1 - self.settings.min_gain,
         )
@@ -195,8 +195,8 @@ class Tuner:
         state.note = ""
         default, chosen = self.default.tactics[domain], self._incumbent(domain)
         pairs = self._race(domain, default, chosen, all_frames=True)
-        state.default_us = statistics.median(a for a, _ in pairs)
-        state.chosen_us = statistics.median(b for _, b in pairs)
+        state.default_us = statistics.fmean(a for a, _ in pairs)
+        state.chosen_us = statistics.fmean(b for _, b in pairs)
         state.ratio = statistics.median(b / a for a, b in pairs)
         if state.chosen >= 0 and state.ratio > 1 - self.settings.min_gain:
             state.note = f"{describe(chosen)} did not beat the default itself: {state.ratio:.3f}"

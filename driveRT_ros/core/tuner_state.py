@@ -22,7 +22,7 @@ class Trial:
         tactic: The candidate, for people.
         error: Largest error relative to float64; None where it never ran.
         ratio: Median of its time over that of the incumbent; None where it was not timed.
-        us: Its median time in microseconds.
+        us: Its mean time over the frames in microseconds.
         incumbent_us: That of the incumbent.
         frames: Frames it was timed on: fewer than all where it could not win any more.
         kept: It is the new incumbent.

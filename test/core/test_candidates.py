@@ -48,7 +48,6 @@ def test_any_choice_makes_a_plan_that_is_valid():
             for tactic in candidates(*layer, precision, chip):
                 plan = Plan(precision, {**default.tactics, domain: tactic})
                 plan.check_layers(ModelConfig().channels, chip)
-                break
 
 
 def test_small_shared_memory_leaves_fewer_candidates():

@@ -1,0 +1,266 @@
+"""The GPU as the tuner sees it: on the CPU shim with a made-up clock, and on a GPU as it is."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import pytest
+import torch
+
+from driveRT_ros.bench.frames import Frame
+from driveRT_ros.core.config import LidarConfig
+from driveRT_ros.core.errors import ConfigError, DeviceError, InvalidFrame
+from driveRT_ros.core.gpu import tuning
+from driveRT_ros.core.gpu.tuning import GpuTuningDevice
+from driveRT_ros.core.plan import default_plan
+from driveRT_ros.core.sparse_conv_mma import MmaTactic
+from driveRT_ros.core.tactics import Tactic
+from driveRT_ros.core.tuner import Tuner
+from driveRT_ros.core.tuner_device import Settings
+from driveRT_ros.core.tuner_state import StateFile
+from test.support import engine
+from test.support.engine import street, tensors_of
+from test.support.tuning import tactic as some_tactic
+
+SMALL = {
+    "voxelization.point_cloud_range": [-4.8, -3.6, -5.0, 4.8, 3.6, 3.0],
+    "voxelization.voxel_size": [0.15, 0.15, 0.2],
+    "voxelization.max_voxels": 1500,
+    "input.point_capacity": 2000,
+    "model.channels": [16] * 6,
+}
+CONFIG = LidarConfig.from_dict(SMALL)
+CPU, CAPABILITY = torch.device("cpu"), (9, 0)
+DEFAULT = default_plan(CONFIG.model.channels, CAPABILITY)
+CUDA_CORES = Tactic(3, 32, 16, 4, 4, 2, 1)
+LINES = Tactic(9, 64, 16, 4, 4, 2, 1)
+
+
+def frame(count: int, seed: int = 0) -> Frame:
+    points = street(count, seed, edge_m=(4.8, 3.6))
+    return Frame(f"{count} points, seed {seed}", "made up", points)
+
+
+@dataclasses.dataclass(frozen=True)
+class WrongPacking(Tactic):
+    """Packs the weights of another tap: the fault that no timing shows."""
+
+    def pack(self, weight):
+        return super().pack(weight.roll(1, dims=0))
+
+
+@dataclasses.dataclass(frozen=True)
+class LostWeights(Tactic):
+    """Computes with what is no number."""
+
+    def pack(self, weight):
+        return super().pack(torch.full_like(weight, torch.nan))
+
+
+@pytest.fixture
+def device(monkeypatch) -> GpuTuningDevice:
+    engine.put_on_the_shim(monkeypatch, CAPABILITY)
+    monkeypatch.setattr(engine.BACKEND, "seed", 0)
+    monkeypatch.setattr(engine.BACKEND, "resident", 1)
+    return GpuTuningDevice(CONFIG, tensors_of(CONFIG), CPU, DEFAULT)
+
+
+# ---- right or wrong -----------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("domain", ["subm1", "spconv3", "spconv_out", "subm_out"])
+def test_tactics_that_are_right_have_the_error_of_their_arithmetic(device, domain):
+    tactics = [DEFAULT.tactics[domain], CUDA_CORES]
+    for tactic in tactics:
+        assert 0 < device.check(domain, tactic, frame(120)) < 1e-6
+
+
+def test_wrong_packing_and_lost_weights_are_seen(device):
+    for kind in (WrongPacking, LostWeights):
+        wrong = kind(**vars(CUDA_CORES))
+        assert device.check("subm2", wrong, frame(120)) > 0.01
+    assert device.check("subm2", CUDA_CORES, frame(120)) < 1e-6  # nothing of it is left behind
+
+
+def test_rows_that_a_kernel_never_writes_are_seen(device, monkeypatch):
+    launches = engine.ShimKernel.bind
+
+    def bind(self, grid, block, *args):
+        launch = launches(self, grid, block, *args)
+        lazy = self.stem == "sparse_conv" and self.defines.get("TM") == 32
+        return (lambda stream=None: None) if lazy else launch
+
+    monkeypatch.setattr(engine.ShimKernel, "bind", bind)
+    assert device.check("subm3", CUDA_CORES, frame(80)) > 0.01
+
+
+def test_bytes_that_change_from_run_to_run_are_a_fault(device, monkeypatch):
+    launches, runs = engine.ShimKernel.bind, []
+
+    def bind(self, grid, block, *args):
+        launch = launches(self, grid, block, *args)
+
+        def restless(stream=None):
+            launch(stream)
+            if self.stem == "epilogue":
+                runs.append(1)
+                made = engine_of(device).backbone.output("conv_out")
+                made[0, 0] += 1e-7 * len(runs)
+
+        return restless
+
+    def engine_of(device):
+        return next(reversed(device._engines.values()))
+
+    device.check("spconv_out", DEFAULT.tactics["spconv_out"], frame(80))
+    monkeypatch.setattr(engine.ShimKernel, "bind", bind)
+    with pytest.raises(DeviceError, match="different bytes in domain 'spconv_out'"):
+        device.check("spconv_out", CUDA_CORES, frame(80))
+
+
+def test_a_tactic_that_cannot_run_its_layer_is_refused(device):
+    with pytest.raises(ConfigError, match="subm2"):
+        device.check("subm2", Tactic(3, 64, 48, 4, 4, 2, 1), frame(80))
+    with pytest.raises(ConfigError, match="F16"):
+        device.check("subm2", MmaTactic(3, 64, 16, 2, 1, 4, 1, "F16"), frame(80))
+
+
+def test_weights_of_other_channels_are_refused(monkeypatch):
+    engine.put_on_the_shim(monkeypatch, CAPABILITY)
+    tensors = tensors_of(CONFIG)
+    tensors["conv2.0.weight"] = tensors["conv2.0.weight"][:, :8].contiguous()
+    device = GpuTuningDevice(CONFIG, tensors, CPU, DEFAULT)
+    with pytest.raises(ConfigError, match="conv2.0.weight"):
+        device.check("spconv2", CUDA_CORES, frame(80))
+
+
+def test_half_precision_is_compared_with_float64_too(monkeypatch):
+    engine.put_on_the_shim(monkeypatch, CAPABILITY)
+    half = default_plan(CONFIG.model.channels, CAPABILITY, "fp16")
+    device = GpuTuningDevice(CONFIG, tensors_of(CONFIG), CPU, half)
+    for domain in ("subm1", "subm_out"):
+        assert 1e-6 < device.check(domain, half.tactics[domain], frame(80)) < 1e-2
+
+
+# ---- frames -------------------------------------------------------------------------------------
+
+
+def test_plans_with_the_same_tactics_agree_to_the_bit_and_others_within_rounding(device):
+    other = dataclasses.replace(DEFAULT, tactics={**DEFAULT.tactics, "subm3": LINES})
+    assert device.difference(DEFAULT, DEFAULT, frame(120)) == 0.0
+    assert device.difference(DEFAULT, other, frame(120)) < 1e-5
+    wrong = WrongPacking(**vars(CUDA_CORES))
+    worse = dataclasses.replace(DEFAULT, tactics={**DEFAULT.tactics, "subm3": wrong})
+    assert device.difference(DEFAULT, worse, frame(120)) > 1e-5
+
+
+def test_a_frame_that_does_not_fit_is_told_and_never_timed(monkeypatch):
+    engine.put_on_the_shim(monkeypatch, CAPABILITY)
+    tight = LidarConfig.from_dict(SMALL | {"voxelization.max_voxels": 400})
+    device = GpuTuningDevice(tight, tensors_of(tight), CPU, DEFAULT)
+    assert device.overflow(frame(50)) == {}
+    assert "rows of level 1" in device.overflow(frame(1500))
+    with pytest.raises(InvalidFrame, match="exceeds the capacities"):
+        device.check("subm2", CUDA_CORES, frame(1500))
+
+
+# ---- time ---------------------------------------------------------------------------------------
+
+
+class Clock:
+    """Stands in for graphs and events: a replay runs the work and takes what it is told to."""
+
+    def __init__(self, monkeypatch, costs):
+        self.costs, self.order = costs, []
+        monkeypatch.setattr(tuning.Engine, "_graph", lambda of, name, work: (of, name, work))
+        monkeypatch.setattr(tuning, "replay_times", self.replay)
+
+    def replay(self, graph, samples, replays):
+        engine, name, work = graph
+        if engine not in [engine for engine, _ in self.order]:
+            work()  # it can be run again on the frame at hand
+        self.order.append((engine, name))
+        return [self.costs(engine, name)] * samples
+
+
+def test_a_pair_is_timed_there_and_back_with_the_price_of_its_tiles(device, monkeypatch):
+    def costs(engine, name):
+        lines = engine.backbone.plan.tactics["subm2"] == LINES
+        return {"subm2": 80.0 if lines else 100.0, "maps": 130.0 if lines else 120.0}[name]
+
+    clock = Clock(monkeypatch, costs)
+    default = DEFAULT.tactics["subm2"]
+    assert default.groups != LINES.groups
+    first, second = device.time_pair("subm2", default, LINES, frame(80))
+    assert (first, second) == (100.0, 90.0)
+    for name in ("subm2", "maps"):
+        a, b, *rounds = [engine for engine, what in clock.order if what == name]
+        assert rounds == [a, b, b, a] * tuning.ROUNDS
+
+
+def test_the_same_tiles_cost_the_maps_nothing(device, monkeypatch):
+    clock = Clock(monkeypatch, lambda engine, name: 100.0)
+    same = dataclasses.replace(CUDA_CORES, stages=3)
+    assert device.time_pair("subm2", CUDA_CORES, same, frame(80)) == (100.0, 100.0)
+    assert {name for _, name in clock.order} == {"subm2"}
+
+
+def test_a_whole_frame_is_timed_as_one_graph(device, monkeypatch):
+    clock = Clock(monkeypatch, lambda engine, name: 1234.0)
+    assert device.time_frame(DEFAULT, frame(80)) == 1234.0
+    assert {name for _, name in clock.order} == {"frame"}
+
+
+def test_no_more_than_two_engines_are_kept(device):
+    for stages in (2, 3, 4):
+        device.check("subm_out", Tactic(3, 32, 16, 4, 4, stages, 1), frame(100))
+    assert len(device._engines) == 2
+
+
+def test_compiling_ahead_keeps_quiet_about_what_does_not_compile(device, monkeypatch, tmp_path):
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    device.prepare("subm2", [CUDA_CORES, dataclasses.replace(CUDA_CORES, thread_rows=3)])
+    assert len(list(tmp_path.rglob("*.cubin"))) >= 1
+
+
+# ---- on a GPU -----------------------------------------------------------------------------------
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("precision", ["fp32", "fp16"])
+def test_a_search_on_this_gpu_gives_a_plan_that_runs(precision, tmp_path):
+    from driveRT_ros.core.candidates import candidates
+    from driveRT_ros.core.plan import Plan, domain_layers
+
+    gpu = torch.device("cuda", 0)
+    capability, channels = torch.cuda.get_device_capability(gpu), CONFIG.model.channels
+    default = dataclasses.replace(
+        default_plan(channels, capability, precision), gpu=torch.cuda.get_device_name(gpu)
+    )
+    device = GpuTuningDevice(CONFIG, tensors_of(CONFIG, gpu), gpu, default)
+    layers = domain_layers(channels)
+    choices = {d: candidates(*layers[d], precision, capability)[:4] for d in ("subm3", "spconv2")}
+    frames = [frame(n, seed=n) for n in (400, 800, 1200)]
+    file = StateFile(tmp_path / "state.json", {})
+    plan = Tuner(device, default, choices, frames, frames, file, Settings()).run()
+    assert plan.measured["faults"] == []
+    assert all(found["default_us"] > 0 for found in plan.measured["domains"].values())
+    plan.save(tmp_path / "plan.json")
+    found, note = Plan.for_device(
+        tmp_path / "plan.json", channels, precision, default.gpu, capability
+    )
+    assert note == "" and found.tactics == plan.tactics
+
+
+@pytest.mark.gpu
+def test_on_a_gpu_wrong_packing_is_seen_and_the_device_lives():
+    gpu = torch.device("cuda", 0)
+    capability = torch.cuda.get_device_capability(gpu)
+    default = default_plan(CONFIG.model.channels, capability)
+    device = GpuTuningDevice(CONFIG, tensors_of(CONFIG, gpu), gpu, default)
+    wrong = WrongPacking(**vars(CUDA_CORES))
+    assert device.check("subm2", wrong, frame(1000)) > 0.01
+    assert device.check("subm2", CUDA_CORES, frame(1000)) < 1e-6
+    with pytest.raises(ConfigError):
+        device.check("subm2", some_tactic(1000), frame(1000))
+    assert device.alive()
