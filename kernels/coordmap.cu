@@ -17,9 +17,10 @@ constexpr int kMaxGroups = 9;
 constexpr int kMaxBins = 3 << kKeyTaps;  // of all groups
 constexpr int kMaxTaps = 27;
 constexpr int kMaxDomains = 32;
-constexpr int kThreads = 256;
+constexpr int kThreads = 256, kRankThreads = 1024;
 constexpr int kRowsPerThread = 4;
 constexpr int kRowsPerUnit = kThreads * kRowsPerThread;
+constexpr int kMaxTileRows = 128;
 constexpr int kChunk = 1024;             // places that one block sorts
 
 struct Domain {
@@ -144,20 +145,26 @@ extern "C" __global__ void __launch_bounds__(kThreads) mask_rows(const Level* le
 
 // Puts each row into its place in every group that uses it; every group starts on a whole tile.
 // A block counts its rows by pattern, takes a range of each pattern at once, then places them.
-extern "C" __global__ void __launch_bounds__(kThreads) order_rows(const Level* levels, const Domain* domains, int n_domains) {
-    __shared__ int counts[kMaxBins], places[kMaxBins + 1], shift[kMaxGroups];
+extern "C" __global__ void __launch_bounds__(kThreads, 4) order_rows(const Level* levels, const Domain* domains, int n_domains) {
+    __shared__ int counts[kMaxBins], places[kMaxBins + 1], shift[kMaxGroups], end[kMaxGroups], next[kMaxGroups];
     __shared__ Units units;
     list_row_units(units, levels, domains, n_domains);
     for (int turn = blockIdx.x;; turn += gridDim.x) {
         const Unit unit = unit_at(units, n_domains, turn);
         if (unit.domain < 0) return;
         const Domain d = domains[unit.domain];
-        const Level out = levels[d.out_level];
-        const int rows = rows_of(out), begin = unit.index * kRowsPerUnit + threadIdx.x;
+        const Level& out = levels[d.out_level];
+        const int rows = rows_of(out), row_capacity = out.row_capacity;
+        const int begin = unit.index * kRowsPerUnit + threadIdx.x;
         const int patterns = patterns_of(d), used_bins = d.groups * patterns;
-
         constexpr int per_thread = kMaxBins / kThreads;
+        u32 mask[kRowsPerThread];
         int sizes[per_thread], mine = 0;
+#pragma unroll
+        for (int i = 0; i < kRowsPerThread; ++i) {
+            const int row = begin + i * kThreads;
+            mask[i] = row < rows ? d.mask[row] : 0u;
+        }
 #pragma unroll
         for (int i = 0; i < per_thread; ++i) {
             const int b = threadIdx.x * per_thread + i;
@@ -174,49 +181,72 @@ extern "C" __global__ void __launch_bounds__(kThreads) order_rows(const Level* l
             int pad = 0;  // places skipped so that every group starts on a whole tile
             for (int g = 0; g < d.groups; ++g) {
                 shift[g] = pad;
-                const int end = places[(g + 1) * patterns < kMaxBins ? (g + 1) * patterns : kMaxBins] + pad;
-                const int next = (end + d.tile_rows - 1) / d.tile_rows * d.tile_rows;
-                if (unit.index == 0) {
-                    for (int i = end; i < min(next, d.tile_capacity * d.tile_rows); ++i) d.order[i] = -1;
-                    d.counts[0] = next / d.tile_rows;
-                }
-                pad += next - end;
+                end[g] = places[(g + 1) * patterns] + pad;
+                next[g] = (end[g] + d.tile_rows - 1) & -d.tile_rows;
+                pad += next[g] - end[g];
             }
+            if (unit.index == 0) d.counts[0] = next[d.groups - 1] / d.tile_rows;
         }
-        u32 mask[kRowsPerThread];
-        int slot[kRowsPerThread][kMaxGroups];
-#pragma unroll
-        for (int i = 0; i < kRowsPerThread; ++i) {
-            const int row = begin + i * kThreads;
-            mask[i] = row < rows ? d.mask[row] : 0u;
-#pragma unroll
-            for (int g = 0; g < kMaxGroups; ++g) {
-                slot[i][g] = -1;
-                if (g >= d.groups || row >= rows) continue;
-                const int pattern = pattern_of(d, mask[i], g);
-                if (is_placed(d, pattern)) slot[i][g] = atomicAdd(counts + g * patterns + pattern, 1);
-            }
-        }
-        __syncthreads();
-        for (int b = threadIdx.x; b < used_bins; b += kThreads)
-            if (counts[b]) places[b] += shift[b / patterns] + atomicAdd(d.taken + b, counts[b]);
-        __syncthreads();
+        u32 slots[kRowsPerThread][kMaxGroups / 2 + 1];  // two 16-bit places of the unit in a word
 #pragma unroll
         for (int i = 0; i < kRowsPerThread; ++i)
 #pragma unroll
             for (int g = 0; g < kMaxGroups; ++g) {
-                if (slot[i][g] < 0) continue;
-                const int place = places[g * patterns + pattern_of(d, mask[i], g)] + slot[i][g];
-                if (place < d.tile_capacity * d.tile_rows) d.order[place] = begin + i * kThreads + g * out.row_capacity;
+                if (g % 2 == 0) slots[i][g / 2] = 0;
+                if (g >= d.groups || begin + i * kThreads >= rows) continue;
+                const int pattern = pattern_of(d, mask[i], g);
+                if (is_placed(d, pattern)) slots[i][g / 2] |= (atomicAdd(counts + g * patterns + pattern, 1) + 1u) << g % 2 * 16;
             }
+        __syncthreads();
+#pragma unroll
+        for (int i = 0; i < per_thread; ++i) {
+            const int b = threadIdx.x + i * kThreads;
+            sizes[i] = b < used_bins && counts[b] ? atomicAdd(d.taken + b, counts[b]) : 0;
+        }
+#pragma unroll
+        for (int i = 0; i < per_thread; ++i) {
+            const int b = threadIdx.x + i * kThreads;
+            if (b < used_bins) places[b] += shift[b / patterns] + sizes[i];
+        }
+        __syncthreads();
+        const int fits = d.tile_capacity * d.tile_rows;
+#pragma unroll
+        for (int i = 0; i < kRowsPerThread; ++i)
+#pragma unroll
+            for (int g = 0; g < kMaxGroups; ++g) {
+                const int slot = static_cast<int>(slots[i][g / 2] >> g % 2 * 16 & 0xffffu) - 1;
+                if (slot < 0) continue;
+                const int place = places[g * patterns + pattern_of(d, mask[i], g)] + slot;
+                if (place < fits) d.order[place] = begin + i * kThreads + g * row_capacity;
+            }
+        if (unit.index == 0)
+            for (int g = 0; g < d.groups; ++g)
+                for (int i = end[g] + threadIdx.x; i < min(next[g], fits); i += kThreads) d.order[i] = -1;
         __syncthreads();
     }
 }
 
-// Groups of 27 taps: sorts each run of kChunk places by all taps, then by row. A bitonic network, since
-// 1024 pairs of pattern and row fit a block.
+// Groups of 27 taps: sorts each run of kChunk places by all taps, then by row, in a bitonic network. A
+// thread holds four neighbours, so most steps stay inside a warp.
+constexpr int kHeld = kChunk / kThreads;
+
+__device__ __forceinline__ void keep(u64& mine, u64 other, bool smaller) {
+    if ((other < mine) == smaller) mine = other;
+}
+
+template <int STEP>
+__device__ __forceinline__ void exchange(u64 (&held)[kHeld], int first, int size) {
+#pragma unroll
+    for (int e = 0; e < kHeld; ++e) {
+        if (e & STEP) continue;
+        const u64 a = held[e], b = held[e ^ STEP];
+        const bool swap = (b < a) == (((first + e) & size) == 0);
+        held[e] = swap ? b : a, held[e ^ STEP] = swap ? a : b;
+    }
+}
+
 extern "C" __global__ void __launch_bounds__(kThreads) sort_rows(const Level* levels, const Domain* domains, int n_domains) {
-    __shared__ u64 keys[kChunk];
+    __shared__ u64 keys[kHeld][kThreads];
     __shared__ Units units;
     list_units(units, n_domains, [&](int i) {
         const Domain& d = domains[i];
@@ -226,24 +256,36 @@ extern "C" __global__ void __launch_bounds__(kThreads) sort_rows(const Level* le
         const Unit unit = unit_at(units, n_domains, turn);
         if (unit.domain < 0) return;
         const Domain& d = domains[unit.domain];
-        const int count = min(d.counts[0], d.tile_capacity) * d.tile_rows - unit.index * kChunk;
+        const int first = threadIdx.x * kHeld, count = min(d.counts[0], d.tile_capacity) * d.tile_rows - unit.index * kChunk;
         int* order = d.order + unit.index * static_cast<long long>(kChunk);
-        for (int i = threadIdx.x; i < kChunk; i += kThreads) {
-            const int row = i < count ? order[i] : -1;  // empty places have the largest key
-            keys[i] = row < 0 ? ~0ull : static_cast<u64>(cube_rank(d.mask[row])) << 32 | static_cast<u32>(row);
+        u64 held[kHeld];
+#pragma unroll
+        for (int e = 0; e < kHeld; ++e) {
+            const int row = first + e < count ? order[first + e] : -1;  // empty places have the largest key
+            held[e] = row < 0 ? ~0ull : static_cast<u64>(cube_rank(d.mask[row])) << 32 | static_cast<u32>(row);
         }
         for (int size = 2; size <= kChunk; size *= 2)
             for (int step = size / 2; step; step /= 2) {
-                __syncthreads();
-                for (int i = threadIdx.x; i < kChunk / 2; i += kThreads) {
-                    const int left = (i & ~(step - 1)) * 2 + (i & (step - 1));
-                    const u64 a = keys[left], b = keys[left + step];
-                    if ((a > b) == ((left & size) == 0)) keys[left] = b, keys[left + step] = a;
+                const bool smaller = ((first & step) == 0) == ((first & size) == 0);
+                if (step >= 32 * kHeld) {
+#pragma unroll
+                    for (int e = 0; e < kHeld; ++e) keys[e][threadIdx.x] = held[e];
+                    __syncthreads();
+#pragma unroll
+                    for (int e = 0; e < kHeld; ++e) keep(held[e], keys[e][threadIdx.x ^ step / kHeld], smaller);
+                    __syncthreads();
+                } else if (step >= kHeld) {
+#pragma unroll
+                    for (int e = 0; e < kHeld; ++e) keep(held[e], __shfl_xor_sync(0xffffffffu, held[e], step / kHeld), smaller);
+                } else if (step == 2) {
+                    exchange<2>(held, first, size);
+                } else {
+                    exchange<1>(held, first, size);
                 }
             }
-        __syncthreads();
-        for (int i = threadIdx.x; i < min(count, kChunk); i += kThreads) order[i] = static_cast<int>(static_cast<u32>(keys[i]));
-        __syncthreads();
+#pragma unroll
+        for (int e = 0; e < kHeld; ++e)
+            if (first + e < count) order[first + e] = static_cast<int>(static_cast<u32>(held[e]));
     }
 }
 
@@ -256,31 +298,42 @@ extern "C" __global__ void __launch_bounds__(kThreads, 4) fill_tiles(const Level
         const Unit unit = unit_at(units, n_domains, turn);
         if (unit.domain < 0) return;
         const Domain& d = domains[unit.domain];
-        const Level &out = levels[d.out_level], &in = levels[d.in_level];
-        const int tile = unit.index;
-        const int* order = d.order + static_cast<long long>(tile) * d.tile_rows;
-        const int group = order[0] / out.row_capacity;  // the first place of a tile is never empty
-        const int base = group * out.row_capacity, first_tap = group * d.group_taps;
-        u32 bits = 0;
-        for (int r = lane; r < d.tile_rows; r += 32)
-            if (order[r] >= 0) bits |= group_bits(d, d.mask[order[r] - base], group);
+        const int out_level = d.out_level, in_level = d.in_level, tile_rows = d.tile_rows, group_taps = d.group_taps;
+        const int row_capacity = levels[out_level].row_capacity, in_capacity = levels[in_level].row_capacity;
+        const int *coords = levels[out_level].coords, stride = d.stride, padding = d.padding;
+        const int* order = d.order + static_cast<long long>(unit.index) * tile_rows;
+        const int group = order[0] / row_capacity;  // the first place of a tile is never empty
+        const int base = group * row_capacity, first_tap = group * group_taps;
+        int row[kMaxTileRows / 32];
+        u32 mine[kMaxTileRows / 32], bits = 0;
+#pragma unroll
+        for (int i = 0; i < kMaxTileRows / 32; ++i) row[i] = i * 32 + lane < tile_rows ? order[i * 32 + lane] - base : -1;
+#pragma unroll
+        for (int i = 0; i < kMaxTileRows / 32; ++i) {
+            mine[i] = row[i] >= 0 ? group_bits(d, d.mask[row[i]], group) : 0u;
+            bits |= mine[i];
+        }
         for (int s = 16; s; s /= 2) bits |= __shfl_xor_sync(0xffffffffu, bits, s);
-        if (lane == 0) d.tile_mask[tile] = bits << first_tap;
-        const int lines = min(d.group_taps, 9) / 3, kz = first_tap / 9, ky = first_tap / 3 % 3;
-        for (int r = lane; r < d.tile_rows; r += 32) {
-            int* table = d.table + static_cast<long long>(tile) * d.tile_rows * d.group_taps + r;
-            const bool present = order[r] >= 0;
-            const int row = present ? order[r] - base : 0;
-            const u32 mine = present ? group_bits(d, d.mask[row], group) : 0u;
-            const int* at = out.coords + row * 3LL;
+        if (lane == 0) d.tile_mask[unit.index] = bits << first_tap;
+        const int lines = min(group_taps, 9) / 3, kz = first_tap / 9 + (d.kz > 1 ? -padding : 0), ky = first_tap / 3 % 3 - padding;
+        const int z_stride = d.kz > 1 ? stride : 1;
+        int* table = d.table + static_cast<long long>(unit.index) * tile_rows * group_taps + lane;
+#pragma unroll
+        for (int i = 0; i < kMaxTileRows / 32; ++i) {
+            if (i * 32 + lane >= tile_rows) break;
+            int z = 0, y = 0, x = 0;
+            if (mine[i]) {
+                const int* at = coords + row[i] * 3LL;
+                z = at[0] * z_stride + kz, y = at[1] * stride + ky, x = at[2] * stride - padding;
+            }
+            int* entry = table + i * 32;
             for (int plane = 0; bits >> plane * 9; ++plane) {
                 Window window;
-                if (mine >> plane * 9 & 511u)
-                    window.load(in, first_z(d, at[0]) + kz + plane, at[1] * d.stride - d.padding + ky, at[2] * d.stride - d.padding, lines, 3);
-                for (u32 rest = bits >> plane * 9 & 511u; rest; rest &= rest - 1, table += d.tile_rows) {
+                if (mine[i] >> plane * 9 & 511u) window.load(levels[in_level], z + plane, y, x, lines, 3);
+                for (u32 rest = bits >> plane * 9 & 511u; rest; rest &= rest - 1, entry += tile_rows) {
                     const int tap = __ffs(rest) - 1;
-                    const int source = mine >> (plane * 9 + tap) & 1u ? window.row(tap / 3, tap % 3) : -1;
-                    *table = source < in.row_capacity ? source : -1;
+                    const int source = mine[i] >> (plane * 9 + tap) & 1u ? window.row(tap / 3, tap % 3) : -1;
+                    *entry = source < in_capacity ? source : -1;
                 }
             }
         }
@@ -289,13 +342,13 @@ extern "C" __global__ void __launch_bounds__(kThreads, 4) fill_tiles(const Level
 
 // grid (domains): dearest tiles first, so that no block starts a long tile while others finish; and
 // the executed taps of the domain.
-extern "C" __global__ void __launch_bounds__(kThreads) rank_tiles(const Domain* domains) {
+extern "C" __global__ void __launch_bounds__(kRankThreads) rank_tiles(const Domain* domains) {
     __shared__ int tiles_of[kMaxTaps + 1], next[kMaxTaps + 1];
     const Domain d = domains[blockIdx.x];
     const int tiles = min(d.counts[0], d.tile_capacity);
     if (threadIdx.x <= kMaxTaps) tiles_of[threadIdx.x] = 0;
     __syncthreads();
-    for (int tile = threadIdx.x; tile < tiles; tile += kThreads) atomicAdd(tiles_of + __popc(d.tile_mask[tile]), 1);
+    for (int tile = threadIdx.x; tile < tiles; tile += kRankThreads) atomicAdd(tiles_of + __popc(d.tile_mask[tile]), 1);
     __syncthreads();
     if (threadIdx.x <= kMaxTaps) {
         int before = 0;
@@ -308,6 +361,6 @@ extern "C" __global__ void __launch_bounds__(kThreads) rank_tiles(const Domain* 
         d.counts[1] = executed;
     }
     __syncthreads();
-    for (int tile = threadIdx.x; tile < tiles; tile += kThreads)
+    for (int tile = threadIdx.x; tile < tiles; tile += kRankThreads)
         d.tile_rank[atomicAdd(next + __popc(d.tile_mask[tile]), 1)] = tile;
 }

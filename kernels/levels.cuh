@@ -37,12 +37,14 @@ __device__ __forceinline__ LeafBit leaf_bit(const Level& level, int z, int y, in
 }
 
 // Number of the leaf among active leaves, or -1 where it is not active or did not fit.
-__device__ __forceinline__ int leaf_index(const Level& level, int leaf_cell) {
-    const uint2 top = level.top[leaf_cell >> 5];
+__device__ __forceinline__ int leaf_of(const Level& level, uint2 top, int leaf_cell) {
     const u32 bit = 1u << (leaf_cell & 31);
     if (!(top.x & bit)) return -1;
     const int leaf = static_cast<int>(top.y) + __popc(top.x & (bit - 1));
     return leaf < level.leaf_capacity ? leaf : -1;
+}
+__device__ __forceinline__ int leaf_index(const Level& level, int leaf_cell) {
+    return leaf_of(level, level.top[leaf_cell >> 5], leaf_cell);
 }
 
 __device__ __forceinline__ int rows_of(const Level& level) { return min(level.counts[1], level.row_capacity); }
@@ -52,19 +54,28 @@ struct Window {
     ulonglong2 word[2][2];
     int y0, x0;  // first cell of the window; -1 is legal
 
+    // Both look-ups of a word, and those of all four words, are in flight together.
     __device__ __forceinline__ void load(const Level& level, int z, int y, int x, int rows, int columns) {
         y0 = y, x0 = x;
-        const int leaf_z = z >> 3;
+        const int last_y = min((y + rows - 1) >> 3, level.ly - 1), last_x = min((x + columns - 1) >> 3, level.lx - 1);
+        const bool inside = z >= 0 && z < level.nz;
+        int cell[2][2];
+        uint2 top[2][2];
 #pragma unroll
         for (int a = 0; a < 2; ++a)
 #pragma unroll
             for (int b = 0; b < 2; ++b) {
-                word[a][b] = make_ulonglong2(0, 0);
                 const int cy = (y >> 3) + a, cx = (x >> 3) + b;
-                const bool needed = (a == 0 || (y + rows - 1) >> 3 > y >> 3) && (b == 0 || (x + columns - 1) >> 3 > x >> 3);
-                if (!needed || z < 0 || z >= level.nz || cy < 0 || cy >= level.ly || cx < 0 || cx >= level.lx) continue;
-                const int leaf = leaf_index(level, (leaf_z * level.ly + cy) * level.lx + cx);
-                if (leaf >= 0) word[a][b] = level.leaf[leaf * kWordsPerLeaf + (z & 7)];
+                cell[a][b] = ((z >> 3) * level.ly + cy) * level.lx + cx;
+                const bool needed = inside && cy >= 0 && cy <= last_y && cx >= 0 && cx <= last_x;
+                top[a][b] = needed ? level.top[cell[a][b] >> 5] : make_uint2(0u, 0u);
+            }
+#pragma unroll
+        for (int a = 0; a < 2; ++a)
+#pragma unroll
+            for (int b = 0; b < 2; ++b) {
+                const int leaf = leaf_of(level, top[a][b], cell[a][b]);
+                word[a][b] = leaf >= 0 ? level.leaf[leaf * kWordsPerLeaf + (z & 7)] : make_ulonglong2(0, 0);
             }
     }
 

@@ -10,7 +10,7 @@ from typing import Any
 
 from driveRT_ros.core.errors import ConfigError, PlanMismatch
 from driveRT_ros.core.sparse_conv_mma import MmaTactic
-from driveRT_ros.core.tactics import ConvTactic, Tactic
+from driveRT_ros.core.tactics import GROUP_TAPS, TILE_ROWS, ConvTactic, Tactic
 
 PLAN_VERSION = 2
 """Raised whenever a tactic would mean another order of additions, so that old Plans are refused."""
@@ -156,6 +156,12 @@ class Plan:
                     f"The Plan computes domain '{domain}' in {tactic.arithmetic}; precision "
                     f"'{self.precision}' allows {', '.join(ARITHMETIC[self.precision])}."
                 )
+            if tactic.tile_rows not in TILE_ROWS or taps / tactic.groups not in GROUP_TAPS:
+                raise ConfigError(
+                    f"The Plan cuts domain '{domain}' into tiles of {tactic.tile_rows} rows and "
+                    f"{taps} taps in {tactic.groups} groups; maps have tiles of {TILE_ROWS} rows "
+                    f"and groups of {GROUP_TAPS} taps."
+                )
             fault = tactic.supports(c_in, c_out, taps, capability)
             if fault:
                 raise ConfigError(f"The Plan cannot run domain '{domain}': {fault}.")
@@ -236,8 +242,8 @@ def default_plan(
 ) -> Plan:
     """Return the Plan that runs without a search.
 
-    ``fp32`` sums in float64 on the matrix units of chips where that was measured to win, and runs on
-    the CUDA cores of others. Where a chip or a width has no matrix unit for ``fp32x3`` or ``tf32``,
+    ``fp32`` sums in float64 on the matrix units of chips where that was measured to win, and runs
+    on the CUDA cores of others. Where a chip or a width has no matrix unit for ``fp32x3`` or ``tf32``,
     that domain runs there too; ``fp16`` has nothing to fall back to.
 
     Args:

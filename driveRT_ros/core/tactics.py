@@ -8,6 +8,11 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
+TILE_ROWS = (16, 32, 64, 128)
+"""Heights of tiles that coordinate maps can have; kernels/coordmap.cu."""
+GROUP_TAPS = (3, 9, 27)
+"""Taps that a group of them can have; kernels/coordmap.cu."""
+
 _SHARED_KIB = {(7, 5): 64, (8, 0): 163, (8, 7): 163, (9, 0): 227, (10, 0): 227, (10, 3): 227}
 _SHARED_KIB_ELSEWHERE = 99  # of 8.6, 8.9 and 12.x; no chip since 8.0 has less
 

@@ -111,6 +111,10 @@ STALE = {
     "no UTF-8": (lambda _: b"\xff\xfe\x00", "cannot be read"),
     "a domain less": (lambda text: text.replace('"subm3"', '"subm9"'), "domain 'subm3'"),
     "a kernel of wider layers": (lambda text: text.replace('"slab": 16', '"slab": 512'), "slab"),
+    "tiles of another height": (
+        lambda t: t.replace('"tile_rows": 128', '"tile_rows": 256'),
+        "256 r",
+    ),
     "another precision": (lambda text: text.replace('"fp32"', '"tf32"'), "precision 'tf32'"),
 }
 

@@ -243,7 +243,7 @@ class Frame:
         run = functools.partial(self.backend.launch, "coordmap")
         for name in ("mask_rows", "order_rows", "sort_rows", "fill_tiles"):
             run(name, self.blocks, 256, self.level_structs, domains, len(maps))
-        run("rank_tiles", len(maps), 256, domains)
+        run("rank_tiles", len(maps), 1024, domains)
         self._domains = domains  # the kernels may still read it
         return maps
 

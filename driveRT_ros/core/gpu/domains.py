@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 from driveRT_ros.core.config import LidarConfig
 from driveRT_ros.core.errors import ConfigError
-from driveRT_ros.core.tactics import ConvTactic
+from driveRT_ros.core.tactics import GROUP_TAPS, TILE_ROWS, ConvTactic
 
 Triple = tuple[int, int, int]
 
@@ -89,12 +89,12 @@ class DomainShape:
 
     def __post_init__(self) -> None:
         taps = math.prod(self.kernel_zyx)
-        if taps > MAX_TAPS or taps % self.groups or taps // self.groups not in (3, 9, 27):
+        if taps > MAX_TAPS or taps % self.groups or taps // self.groups not in GROUP_TAPS:
             raise ConfigError(
                 f"Domain '{self.name}' has {taps} taps in {self.groups} groups; maps hold kernels "
                 f"of up to {MAX_TAPS} taps in groups of 3, 9 or 27."
             )
-        if self.tile_rows not in (16, 32, 64, 128):
+        if self.tile_rows not in TILE_ROWS:
             raise ConfigError(
                 f"Domain '{self.name}' has tiles of {self.tile_rows} rows; use 16, 32, 64 or 128."
             )

@@ -251,7 +251,7 @@ class FrameMaps:
             names.remove("sort_rows")
         walk = [self._kernel("coordmap", name).bind(blocks, _THREADS, *both) for name in names]
         rank = self._kernel("coordmap", "rank_tiles")
-        return [*walk, rank.bind(count, _THREADS, self.domain_structs)]
+        return [*walk, rank.bind(count, 1024, self.domain_structs)]
 
     def _voxel_launches(self) -> tuple[Launch, ...]:
         new, zeroed = self.arena.empty, self.arena.zeroed
