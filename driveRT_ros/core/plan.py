@@ -243,8 +243,8 @@ def default_plan(
     """Return the Plan that runs without a search.
 
     ``fp32`` sums in float64 on the matrix units of chips where that was measured to win, and runs
-    on the CUDA cores of others. Where a chip or a width has no matrix unit for ``fp32x3`` or ``tf32``,
-    that domain runs there too; ``fp16`` has nothing to fall back to.
+    on the CUDA cores of others. Where a chip or a width has no matrix unit for ``fp32x3`` or
+    ``tf32``, that domain runs there too; ``fp16`` has nothing to fall back to.
 
     Args:
         channels: Channels of the six backbone levels.
