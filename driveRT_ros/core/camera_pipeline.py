@@ -72,6 +72,8 @@ class CameraPipeline:
         self._decoder = CenterDecoder(config, Ops.for_device(self.device).rotated_nms)
         self._known: dict[str, Calibration] = {}
         self._rig: Rig | None = None
+        self.map_builds = 0
+        """Times that the scatter map was built, for a first calibration or a changed one."""
 
     def reconfigured(self, config: CameraConfig) -> CameraPipeline:
         """Return a pipeline with another configuration of the same model.
@@ -212,6 +214,7 @@ class CameraPipeline:
             old and old != new for old, new in zip(self._rig.key, key)
         )
         self._rig = Rig.build(calibrations, self.config.model, self.device)
+        self.map_builds += 1
         return self._rig, changed
 
     def _arithmetic(self) -> AbstractContextManager[None]:

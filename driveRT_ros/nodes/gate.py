@@ -16,10 +16,10 @@ from typing import Any
 import numpy as np
 
 from driveRT_ros.core.config import LidarConfig
-from driveRT_ros.core.errors import InvalidFrame
 from driveRT_ros.io.messages import stamp_ns_of
-from driveRT_ros.nodes.tf import Lookup, TransformBuffer
-from driveRT_ros.nodes.timejump import Jump, JumpDetector
+from driveRT_ros.nodes.tf import Lookup
+from driveRT_ros.nodes.timejump import Jump
+from driveRT_ros.nodes.transforms import TransformIntake
 
 PARKED_LIMIT = 200
 """Clouds parked at most in live mode; more would be a memory leak with a sensor's rate."""
@@ -63,7 +63,7 @@ class CloudGate:
     def __init__(self, config: LidarConfig, actions: GateActions) -> None:
         self._config, self._actions = config, actions
         self._needs_pose = config.densification_params.num_past_frames > 0
-        self._transforms, self._detector = TransformBuffer(), JumpDetector()
+        self._intake = TransformIntake(actions.refuse, self._after_jump)
         self._parked: deque[_Parked] = deque()
         self._noticed: _Parked | None = None
 
@@ -83,7 +83,7 @@ class CloudGate:
         """
         stamp_ns = stamp_ns_of(msg.header.stamp)
         frame_id = msg.header.frame_id or self._config.input.default_frame_id
-        self._handle_jump(self._detector.observe("clouds", stamp_ns))
+        self._intake.observe("clouds", stamp_ns)
         if not self._needs_pose or not frame_id:  # decoding refuses a cloud without a frame
             self._actions.forward(msg, None, now_s, self._T_ego_lidar(frame_id, stamp_ns))
             return
@@ -96,24 +96,12 @@ class CloudGate:
 
     def transforms(self, msg: Any, now_s: float, *, static: bool) -> None:
         """Take a TFMessage, and let go the clouds that it completes."""
-        for transform in msg.transforms:
-            parent, child = transform.header.frame_id, transform.child_frame_id
-            stamp_ns = stamp_ns_of(transform.header.stamp)
-            if not static:
-                source = f"transform {parent} -> {child}"
-                self._handle_jump(self._detector.observe(source, stamp_ns))
-            t, q = transform.transform.translation, transform.transform.rotation
-            try:
-                self._transforms.insert(
-                    parent, child, stamp_ns, (t.x, t.y, t.z), (q.x, q.y, q.z, q.w), static=static
-                )
-            except InvalidFrame as error:
-                self._actions.refuse(f"Transform {parent} -> {child}: {error}")
+        self._intake.take(msg, static=static)
         self._release(now_s)
 
     def clock_jumped(self, from_ns: int, to_ns: int) -> None:
         """Take a step back of the simulated clock."""
-        self._handle_jump(self._detector.announced("/clock", from_ns, to_ns))
+        self._intake.announced("/clock", from_ns, to_ns)
 
     def tick(self, now_s: float) -> None:
         """Drop what has waited too long; called regularly.
@@ -159,19 +147,16 @@ class CloudGate:
 
     def _lookup(self) -> Lookup:
         head, world = self._parked[0], self._config.densification_params.world_frame_id
-        return self._transforms.lookup(world, head.frame_id, head.stamp_ns)
+        return self._intake.lookup(world, head.frame_id, head.stamp_ns)
 
     def _T_ego_lidar(self, frame_id: str, stamp_ns: int) -> np.ndarray | None:
         ego = self._config.bev.ego_frame_id
-        return self._transforms.lookup(ego, frame_id, stamp_ns).T_target_source
+        return self._intake.lookup(ego, frame_id, stamp_ns).T_target_source
 
     def _waited_s(self, now_s: float) -> float:
         return now_s - self._parked[0].arrived_s
 
-    def _handle_jump(self, jump: Jump | None) -> None:
-        if jump is None:
-            return
-        self._transforms.forget_newer(jump.border_ns)
+    def _after_jump(self, jump: Jump) -> None:
         stale = [p for p in self._parked if p.stamp_ns > jump.border_ns]
         self._parked = deque(p for p in self._parked if p.stamp_ns <= jump.border_ns)
         for parked in stale:

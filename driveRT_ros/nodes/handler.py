@@ -5,16 +5,16 @@ It knows neither nodes nor topics: a cloud and its pose go in, messages come out
 
 from __future__ import annotations
 
-import time
-from collections.abc import Callable, Collection, Mapping
-from dataclasses import dataclass, field
+from collections import Counter
+from collections.abc import Callable, Collection
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
 from driveRT_ros.core.bev_grid import occupancy
 from driveRT_ros.core.config import LidarConfig
-from driveRT_ros.core.frame import Detections, PointBatch
+from driveRT_ros.core.frame import Detections, FrameReport, PointBatch
 from driveRT_ros.core.pipeline import LidarPipeline
 from driveRT_ros.core.sweeps import SweepBuffer
 from driveRT_ros.io.encode import encode_detections, encode_objects
@@ -24,6 +24,7 @@ from driveRT_ros.io.render import render_bev_map
 from driveRT_ros.nodes import grids
 from driveRT_ros.nodes.markers import detection_markers
 from driveRT_ros.nodes.raw import message_class
+from driveRT_ros.nodes.result import FINGERPRINT, FrameResult, Stopwatch
 
 OUTPUTS = {
     "detections": "vision_msgs/msg/Detection3DArray",
@@ -35,28 +36,35 @@ OUTPUTS = {
 }
 """Message type by output name, in the order of publishing: results before pictures."""
 
-FINGERPRINT = "frame_fingerprint"
-"""Wanted like an output: what identifies the result of a frame."""
+NOTE_TEXT = {
+    "intensity_missing": "The clouds have no intensity; input.default_intensity stands in for it.",
+    "intensity_out_of_range": "Intensities exceed input.intensity_clip; set input.intensity_scale.",
+    "intensity_looks_like_0_to_1": "Intensities look like 0..1; set input.intensity_scale to 255.",
+    "stamp_zero": "The clouds are stamped 0; the driver should stamp them.",
+    "default_frame_id": "The clouds name no frame; input.default_frame_id stands in for it.",
+    "faulty_head_output": "The network gives numbers that are not usable; check the weights.",
+}
+"""What a note of a frame means for the user; other notes are only listed in the diagnostics."""
 
-STAGES = ("decode", "preprocess", "inference", "postprocess", "publish", "total")
-"""What ``FrameResult.stage_ms`` holds; ``publish`` and ``total`` grow while messages go out."""
 
-
-@dataclass
-class FrameResult:
-    """Everything about one processed cloud.
+@dataclass(frozen=True, eq=False)
+class PosedCloud:
+    """One cloud and where it was taken.
 
     Args:
-        cloud: The decoded cloud; its stamp and frame are those of every message.
-        found: Detections in the frame of the cloud.
-        messages: Message by output name, those that were wanted.
-        stage_ms: Milliseconds by stage (:data:`STAGES`).
+        msg: PointCloud2, of rclpy or rosbags; it is only read.
+        T_world_lidar: (4, 4) float64 pose at its stamp; None without past sweeps.
+        T_ego_lidar: (4, 4) mounting of the sensor, turns the picture; None: its +x is up.
     """
 
-    cloud: PointBatch
-    found: Detections
-    messages: Mapping[str, Any]
-    stage_ms: dict[str, float] = field(default_factory=dict)
+    msg: Any
+    T_world_lidar: np.ndarray | None = None
+    T_ego_lidar: np.ndarray | None = None
+
+    @property
+    def header(self) -> Any:
+        """Header of the cloud."""
+        return self.msg.header
 
 
 class LidarHandler:
@@ -68,6 +76,8 @@ class LidarHandler:
         config: Everything the detector takes.
         pipeline: The detector, warmed up.
     """
+
+    noun, notes_text = "cloud", NOTE_TEXT
 
     def __init__(self, config: LidarConfig, pipeline: LidarPipeline) -> None:
         self.config = config
@@ -83,44 +93,36 @@ class LidarHandler:
         """Forget past sweeps, as after a jump of time."""
         self._sweeps.clear()
 
-    def remember(self, msg: Any, T_world_lidar: np.ndarray | None) -> None:
+    def remember(self, item: PosedCloud) -> None:
         """Take a cloud into the sweep history without detecting in it.
 
         Raises:
             InvalidFrame: If it cannot be decoded.
         """
-        self._sweeps.push(decode(msg, config=self.config.input), T_world_lidar)
+        self._sweeps.push(decode(item.msg, config=self.config.input), item.T_world_lidar)
 
-    def handle(
-        self,
-        msg: Any,
-        T_world_lidar: np.ndarray | None,
-        wanted: Collection[str],
-        T_ego_lidar: np.ndarray | None = None,
-    ) -> FrameResult:
+    def handle(self, item: PosedCloud, wanted: Collection[str]) -> FrameResult:
         """Detect in one cloud.
 
         Args:
-            msg: PointCloud2, of rclpy or rosbags; it is only read.
-            T_world_lidar: (4, 4) float64 pose at its stamp; None without past sweeps.
+            item: The cloud and its pose.
             wanted: Names out of :data:`OUTPUTS`, and :data:`FINGERPRINT`; the others are not
                 computed.
-            T_ego_lidar: (4, 4) mounting of the sensor, turns the picture; None: its +x is up.
 
         Raises:
             InvalidFrame: If the cloud cannot be used; the next one can.
         """
-        watch = _Stopwatch()
-        cloud = decode(msg, config=self.config.input)
+        watch = Stopwatch()
+        cloud = decode(item.msg, config=self.config.input)
         decode_ms = watch.lap_ms()
-        points = self._sweeps.push(cloud, T_world_lidar)
+        points = self._sweeps.push(cloud, item.T_world_lidar)
         sweeps_ms = watch.lap_ms()
         with_bev = not {"occupancy_grid", "grid_map"}.isdisjoint(wanted)
         found = self._pipeline.process(
             points, with_bev=with_bev, with_fingerprint=FINGERPRINT in wanted
         )
         process_ms = watch.lap_ms()
-        messages = self._encode(cloud, found, points, wanted, T_ego_lidar)
+        messages = self._encode(cloud, found, points, wanted, item.T_ego_lidar)
 
         inner = found.report.stage_ms
         voxelize_ms, postprocess_ms = inner.get("voxelize", 0.0), inner.get("postprocess", 0.0)
@@ -132,7 +134,7 @@ class LidarHandler:
             "publish": watch.lap_ms(),
             "total": watch.total_ms(),
         }
-        return FrameResult(cloud, found, messages, stage_ms)
+        return _result(cloud, found, messages, stage_ms)
 
     def _encode(
         self,
@@ -162,18 +164,36 @@ class LidarHandler:
         return {name: encoders[name]() for name in OUTPUTS if name in wanted}
 
 
+def _result(
+    cloud: PointBatch, found: Detections, messages: dict[str, Any], stage_ms: dict[str, float]
+) -> FrameResult:
+    report, decoded = found.report, cloud.report
+    left_out = Counter(decoded.dropped)
+    left_out.update(report.dropped)
+    return FrameResult(
+        stamp_ns=cloud.stamp_ns,
+        found=found,
+        messages=messages,
+        stage_ms=stage_ms,
+        left_out=left_out,
+        notes=tuple(dict.fromkeys((*decoded.notes, *report.notes))),
+        reached={
+            "points_per_cloud": len(cloud),
+            "points": report.num_points,
+            "voxels": report.num_voxels,
+        },
+        faults={"engine_overflow": _overflow_text(report)} if report.overflow else {},
+    )
+
+
 def _bev(found: Detections) -> Any:
     assert found.bev is not None  # asked for with_bev
     return found.bev
 
 
-class _Stopwatch:
-    def __init__(self) -> None:
-        self._start = self._lap = time.perf_counter()
-
-    def lap_ms(self) -> float:
-        last, self._lap = self._lap, time.perf_counter()
-        return (self._lap - last) * 1e3
-
-    def total_ms(self) -> float:
-        return (self._lap - self._start) * 1e3
+def _overflow_text(report: FrameReport) -> str:
+    needed = ", ".join(f"{n} {name} of {room}" for name, (n, room) in report.overflow.items())
+    return (
+        f"A cloud needs more room than the GPU engine has ({needed}) and took the slow reference "
+        "path; raise voxelization.max_voxels, or input.point_capacity for points."
+    )

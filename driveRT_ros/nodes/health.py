@@ -5,13 +5,13 @@ from __future__ import annotations
 import math
 import threading
 from collections import Counter
-from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
 from driveRT_ros.core.config import DiagnosticsConfig
-from driveRT_ros.core.frame import FrameReport, PointBatch
+from driveRT_ros.core.frame import FrameReport
 from driveRT_ros.core.latency import LatencyTracker
+from driveRT_ros.nodes.result import FrameResult
 
 HOLD_S = 5.0
 """A fault stays in the diagnostics this long after it last happened, to be seen by people."""
@@ -67,36 +67,32 @@ class Health:
             self.latency.deadline_ms = config.max_allowed_processing_time_ms
 
     def received(self) -> None:
-        """Count a cloud that arrived."""
+        """Count a frame that arrived."""
         with self.lock:
             self.state.received += 1
 
     def lost(self, count: int) -> None:
-        """Count clouds that the middleware knows it has not delivered."""
+        """Count frames that the middleware knows it has not delivered."""
         with self.lock:
             self.state.lost += count
 
-    def processed(
-        self, cloud: PointBatch, report: FrameReport, stage_ms: Mapping[str, float], now_s: float
-    ) -> tuple[str, ...]:
-        """Count a cloud whose results went out; return the notes that appear for the first time."""
+    def processed(self, result: FrameResult, now_s: float) -> tuple[str, ...]:
+        """Count a frame whose results went out; return the notes that appear for the first time."""
         with self.lock:
             state = self.state
             state.processed += 1
-            state.last_report = report
-            state.left_out.update(cloud.report.dropped)
-            state.left_out.update(report.dropped)
-            state.notes = tuple(dict.fromkeys((*cloud.report.notes, *report.notes)))
-            self.latency.add(stage_ms, now_s)
-            self.reached("points_per_cloud", len(cloud))
-            self.reached("points", report.num_points)
-            self.reached("voxels", report.num_voxels)
+            state.last_report = result.found.report
+            state.left_out.update(result.left_out)
+            state.notes = result.notes
+            self.latency.add(result.stage_ms, now_s)
+            for name, value in result.reached.items():
+                self.reached(name, value)
             new = tuple(note for note in state.notes if note not in self._seen_notes)
             self._seen_notes.update(new)
             return new
 
     def dropped(self, reason: str, count: int = 1) -> None:
-        """Count clouds that got no result."""
+        """Count frames that got no result."""
         with self.lock:
             self.state.dropped[reason] += count
 

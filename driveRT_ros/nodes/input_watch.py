@@ -22,10 +22,12 @@ class InputWatch:
         node: Knows how many publishers there are.
         topic: Resolved name of the topic.
         health: Where faults go.
+        noun: What a message is called.
     """
 
-    def __init__(self, node: Node, topic: str, health: Health) -> None:
-        self._node, self._topic, self._health = node, topic, health
+    def __init__(self, node: Node, topic: str, health: Health, noun: str = "cloud") -> None:
+        self._node, self._topic, self._health, self._noun = node, topic, health, noun
+        self._silence, self._qos, self._lost = (f"{k} {topic}" for k in ("silence", "qos", "lost"))
         self._awake_s = time.monotonic()
         self.events = SubscriptionEventCallbacks(
             incompatible_qos=self._qos_mismatch, message_lost=self._message_lost
@@ -34,9 +36,8 @@ class InputWatch:
     def heard(self, now_s: float) -> None:
         """Note a message."""
         self._awake_s = now_s
-        self._health.received()
-        self._health.cleared("qos")
-        self._health.cleared("silence")
+        self._health.cleared(self._qos)
+        self._health.cleared(self._silence)
 
     def check(self, now_s: float, limit_s: float, at_work: bool) -> None:
         """Report where somebody has published nothing for more than ``limit_s``.
@@ -51,13 +52,13 @@ class InputWatch:
         if at_work or not publishers:
             self._awake_s = now_s
         if now_s - self._awake_s <= limit_s:
-            self._health.cleared("silence")
+            self._health.cleared(self._silence)
             return
         sentence = (
-            f"No cloud on '{self._topic}' for more than {limit_s:g} s though {publishers} "
+            f"No {self._noun} on '{self._topic}' for more than {limit_s:g} s though {publishers} "
             f"publisher(s) exist. {_transport_hint()}"
         )
-        self._health.fault("silence", WARN, sentence, now_s, until_cleared=True)
+        self._health.fault(self._silence, WARN, sentence, now_s, until_cleared=True)
 
     def _qos_mismatch(self, event: Any) -> None:
         policy = qos_policy_name_from_kind(event.last_policy_kind)
@@ -65,12 +66,15 @@ class InputWatch:
             f"A publisher on '{self._topic}' offers an incompatible {policy}; nothing of it will "
             "be heard. Change its QoS, or the parameter input.reliability."
         )
-        self._health.fault("qos", ERROR, sentence, time.monotonic(), until_cleared=True)
+        self._health.fault(self._qos, ERROR, sentence, time.monotonic(), until_cleared=True)
 
     def _message_lost(self, event: Any) -> None:
         self._health.lost(event.total_count_change)
-        sentence = f"{event.total_count} clouds were lost on their way. {_transport_hint()}"
-        self._health.fault("lost", WARN, sentence, time.monotonic())
+        sentence = (
+            f"{event.total_count} {self._noun}s of '{self._topic}' were lost on their way. "
+            f"{_transport_hint()}"
+        )
+        self._health.fault(self._lost, WARN, sentence, time.monotonic())
 
 
 def _transport_hint() -> str:

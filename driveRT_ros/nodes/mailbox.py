@@ -1,4 +1,4 @@
-"""Where clouds wait for the worker: newest wins (live), or every one in order (replay)."""
+"""Where frames wait for the worker: newest wins (live), or every one in order (replay)."""
 
 from __future__ import annotations
 
@@ -8,25 +8,19 @@ from collections import deque
 from dataclasses import dataclass, field
 from typing import Any
 
-import numpy as np
-
 
 @dataclass(frozen=True)
 class Work:
-    """One cloud on its way to the worker.
+    """One frame on its way to the worker.
 
     Args:
-        msg: The PointCloud2 message.
-        T_world_lidar: (4, 4) float64 pose at the header stamp; None where none is needed.
+        item: What the handler takes; its ``header`` names it.
         arrived_s: Steady time of arrival, in seconds.
-        T_ego_lidar: (4, 4) float64 mounting of the sensor; None where it is not known.
-        after_jump: Whether time went back since the cloud before: the history ends here.
+        after_jump: Whether time went back since the frame before: the history ends here.
     """
 
-    msg: Any
-    T_world_lidar: np.ndarray | None
+    item: Any
     arrived_s: float
-    T_ego_lidar: np.ndarray | None = None
     after_jump: bool = False
 
 
@@ -41,7 +35,7 @@ class Batch:
 class Mailbox:
     """Hand work from the executor thread to the worker thread.
 
-    Live (``keep_all`` false), only the newest cloud is processed. The ones it passes over still
+    Live (``keep_all`` false), only the newest frame is processed. The ones it passes over still
     enter the sweep history, so that a slow frame does not thin out the next one; of those no more
     than ``history`` are held.
 
@@ -56,16 +50,10 @@ class Mailbox:
         self._jumped = self._closed = self._busy = False
         self._changed = threading.Condition()
 
-    def put(
-        self,
-        msg: Any,
-        T_world_lidar: np.ndarray | None,
-        arrived_s: float,
-        T_ego_lidar: np.ndarray | None = None,
-    ) -> list[Work]:
-        """Add a cloud; return the older ones that had to go for it, history and all."""
+    def put(self, item: Any, arrived_s: float) -> list[Work]:
+        """Add a frame; return the older ones that had to go for it, history and all."""
         with self._changed:
-            self._pending.append(Work(msg, T_world_lidar, arrived_s, T_ego_lidar, self._jumped))
+            self._pending.append(Work(item, arrived_s, self._jumped))
             self._jumped = False
             self._changed.notify_all()
             if self._keep_all or len(self._pending) <= self._capacity:
@@ -76,7 +64,7 @@ class Mailbox:
             return [gone]
 
     def time_jumped(self) -> list[Work]:
-        """Mark that time went back; return the waiting clouds that this made worthless."""
+        """Mark that time went back; return the waiting frames that this made worthless."""
         with self._changed:
             gone: list[Work] = []
             if not self._keep_all:

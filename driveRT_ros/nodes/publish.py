@@ -1,8 +1,9 @@
-"""The output topics of the LiDAR node; nothing is computed that nobody listens to."""
+"""The output topics of a perception node; nothing is computed that nobody listens to."""
 
 from __future__ import annotations
 
 import time
+from collections.abc import Mapping
 from typing import Any
 
 from diagnostic_msgs.msg import DiagnosticStatus
@@ -11,14 +12,14 @@ from std_msgs.msg import Float64, Header, MultiArrayDimension, UInt32MultiArray
 
 from driveRT_ros.core.errors import ConfigError
 from driveRT_ros.nodes import qos
-from driveRT_ros.nodes.diagnostics import latency_percentiles
-from driveRT_ros.nodes.handler import FINGERPRINT, OUTPUTS, STAGES, FrameResult
 from driveRT_ros.nodes.health import Health
 from driveRT_ros.nodes.raw import message_class
+from driveRT_ros.nodes.result import FINGERPRINT, STAGES, FrameResult
+from driveRT_ros.nodes.status import latency_percentiles
 
 CYCLIC, PROCESSING, PIPELINE = "cyclic_time_ms", "processing_time_ms", "pipeline_latency_ms"
 STAGE_TOPICS = {stage: f"processing_time/{stage}_ms" for stage in STAGES}
-PERCENTILES, DROPPED = "latency_percentiles", "dropped_cloud"
+PERCENTILES = "latency_percentiles"
 
 
 class Outputs:
@@ -26,12 +27,15 @@ class Outputs:
 
     Args:
         node: Owner of the publishers; its clock tells the latency since the header stamp.
+        outputs: Message type by output name.
+        noun: What a frame is called; ``~/debug/dropped_<noun>`` names those without result.
     """
 
-    def __init__(self, node: Node) -> None:
+    def __init__(self, node: Node, outputs: Mapping[str, str], noun: str) -> None:
         self._node = node
+        self._dropped = f"dropped_{noun.replace(' ', '_')}"
         self._results: dict[str, Any] = {}
-        for name, type_name in OUTPUTS.items():
+        for name, type_name in outputs.items():
             try:
                 kind = message_class(type_name)
             except ConfigError:
@@ -42,7 +46,11 @@ class Outputs:
         kinds: dict[str, Any] = dict.fromkeys(
             (CYCLIC, PROCESSING, PIPELINE, *STAGE_TOPICS.values()), Float64
         )
-        kinds |= {PERCENTILES: DiagnosticStatus, FINGERPRINT: UInt32MultiArray, DROPPED: Header}
+        kinds |= {
+            PERCENTILES: DiagnosticStatus,
+            FINGERPRINT: UInt32MultiArray,
+            self._dropped: Header,
+        }
         self._debug = {
             name: node.create_publisher(kind, f"~/debug/{name}", qos.OUTPUT)
             for name, kind in kinds.items()
@@ -71,7 +79,7 @@ class Outputs:
         now_ns = self._node.get_clock().now().nanoseconds
         values = {STAGE_TOPICS[stage]: result.stage_ms[stage] for stage in STAGES}
         values[PROCESSING] = result.stage_ms["total"]
-        values[PIPELINE] = (now_ns - result.cloud.stamp_ns) / 1e6
+        values[PIPELINE] = (now_ns - result.stamp_ns) / 1e6
         if cyclic_ms is not None:
             values[CYCLIC] = cyclic_ms
         for name, value in values.items():
@@ -84,8 +92,8 @@ class Outputs:
             self._debug[FINGERPRINT].publish(fingerprint_message(result))
 
     def publish_dropped(self, header: Header) -> None:
-        """Say that the cloud with this header gets no result; called from any thread."""
-        self._debug[DROPPED].publish(header)
+        """Say that the frame with this header gets no result; called from any thread."""
+        self._debug[self._dropped].publish(header)
 
     def destroy(self) -> None:
         """Remove every publisher."""

@@ -5,35 +5,42 @@ from __future__ import annotations
 import threading
 import time
 import traceback
-from collections.abc import Callable
-from typing import Any
+from collections.abc import Callable, Collection, Mapping
+from typing import Any, Protocol
 
 import torch
 
-from driveRT_ros.core.config import LidarConfig
 from driveRT_ros.core.errors import DeviceError, InvalidFrame
-from driveRT_ros.core.frame import FrameReport
-from driveRT_ros.nodes.handler import LidarHandler
 from driveRT_ros.nodes.health import ERROR, WARN, Health
 from driveRT_ros.nodes.mailbox import Batch, Mailbox, Work
 from driveRT_ros.nodes.publish import Outputs
+from driveRT_ros.nodes.result import FrameResult
 
-NOTE_TEXT = {
-    "intensity_missing": "The clouds have no intensity; input.default_intensity stands in for it.",
-    "intensity_out_of_range": "Intensities exceed input.intensity_clip; set input.intensity_scale.",
-    "intensity_looks_like_0_to_1": "Intensities look like 0..1; set input.intensity_scale to 255.",
-    "stamp_zero": "The clouds are stamped 0; the driver should stamp them.",
-    "default_frame_id": "The clouds name no frame; input.default_frame_id stands in for it.",
-    "faulty_head_output": "The network gives numbers that are not usable; check the weights.",
-}
-"""What a note of a frame means for the user; other notes are only listed in the diagnostics."""
+
+class Handler(Protocol):
+    """What turns frames into results; see :class:`driveRT_ros.nodes.handler.LidarHandler`."""
+
+    noun: str
+    notes_text: Mapping[str, str]
+
+    def reconfigure(self, config: Any) -> None:
+        """Go on with another configuration of the same model."""
+
+    def forget(self) -> None:
+        """Forget past frames."""
+
+    def remember(self, item: Any) -> None:
+        """Take a frame into the history, where there is one."""
+
+    def handle(self, item: Any, wanted: Collection[str]) -> FrameResult:
+        """Process one frame."""
 
 
 class Worker:
-    """Take clouds from the mailbox, detect, publish; a fault costs its frame and no more.
+    """Take frames from the mailbox, process, publish; a fault costs its frame and no more.
 
     Args:
-        mailbox: Where clouds come from; closing it ends the thread.
+        mailbox: Where frames come from; closing it ends the thread.
         handler: Used by this thread only.
         outputs: Where results go.
         health: Where counts and faults go.
@@ -41,16 +48,17 @@ class Worker:
     """
 
     def __init__(
-        self, mailbox: Mailbox, handler: LidarHandler, outputs: Outputs, health: Health, logger: Any
+        self, mailbox: Mailbox, handler: Handler, outputs: Outputs, health: Health, logger: Any
     ) -> None:
         self._mailbox, self._handler, self._outputs = mailbox, handler, outputs
         self._health, self._logger = health, logger
-        self._next_config: LidarConfig | None = None
+        self._lead = f"A {handler.noun} is dropped"
+        self._next_config: Any = None
         # A daemon, because a library call cannot be cut: see ManagedNode.close and stop.exit_now.
         self._thread = threading.Thread(target=self._run, name="detect", daemon=True)
         self._thread.start()
 
-    def reconfigure(self, config: LidarConfig) -> None:
+    def reconfigure(self, config: Any) -> None:
         """Use another configuration from the next frame on."""
         self._next_config = config
 
@@ -76,27 +84,26 @@ class Worker:
     def _remember(self, work: Work) -> None:
         if work.after_jump:
             self._handler.forget()
-        self._handler.remember(work.msg, work.T_world_lidar)
+        self._handler.remember(work.item)
 
     def _detect(self, work: Work) -> None:
         if work.after_jump:
             self._handler.forget()
         wanted = self._outputs.wanted()
-        result = self._handler.handle(work.msg, work.T_world_lidar, wanted, work.T_ego_lidar)
+        result = self._handler.handle(work.item, wanted)
         self._outputs.publish(result)
-        report, now_s = result.found.report, time.monotonic()
-        new_notes = self._health.processed(result.cloud, report, result.stage_ms, now_s)
-        for note in new_notes:
-            if note in NOTE_TEXT:
-                self._logger.warning(NOTE_TEXT[note])
-        if report.overflow:
-            self._health.fault("engine_overflow", WARN, _overflow_text(report), now_s)
+        now_s = time.monotonic()
+        for note in self._health.processed(result, now_s):
+            if note in self._handler.notes_text:
+                self._logger.warning(self._handler.notes_text[note])
+        for key, sentence in result.faults.items():
+            self._health.fault(key, WARN, sentence, now_s)
         self._outputs.publish_debug(result, self._health)
 
     def _drop(self, work: Work | None, code: str) -> None:
         self._health.dropped(code)
         if work is not None:
-            self._outputs.publish_dropped(work.msg.header)
+            self._outputs.publish_dropped(work.item.header)
 
     def _guard(self, step: Callable[[], None], work: Work | None = None) -> bool:
         now_s = time.monotonic()
@@ -105,11 +112,11 @@ class Worker:
         except InvalidFrame as error:
             self._drop(work, error.code)
             key = f"invalid {error.code}"
-            self._health.fault(key, WARN, f"A cloud is dropped: {error}", now_s)
+            self._health.fault(key, WARN, f"{self._lead}: {error}", now_s)
         except Exception as error:  # whatever it is, the next frame may work
             code = _error_code(error)
             self._drop(work, code)
-            sentence = f"A cloud is dropped, {type(error).__name__}: {error}"
+            sentence = f"{self._lead}, {type(error).__name__}: {error}"
             self._health.fault(code, ERROR, sentence, now_s)
             self._logger.debug(traceback.format_exc())
         else:
@@ -122,11 +129,3 @@ def _error_code(error: Exception) -> str:
     if isinstance(error, torch.cuda.OutOfMemoryError):
         return "out_of_device_memory"
     return "device_error" if isinstance(error, DeviceError) else "inference_error"
-
-
-def _overflow_text(report: FrameReport) -> str:
-    needed = ", ".join(f"{n} {name} of {room}" for name, (n, room) in report.overflow.items())
-    return (
-        f"A cloud needs more room than the GPU engine has ({needed}) and took the slow reference "
-        "path; raise voxelization.max_voxels, or input.point_capacity for points."
-    )

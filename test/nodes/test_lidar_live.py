@@ -16,9 +16,10 @@ from std_msgs.msg import Float64, Header, UInt32MultiArray
 from vision_msgs.msg import Detection3DArray
 from visualization_msgs.msg import Marker, MarkerArray
 
-from driveRT_ros.nodes.handler import OUTPUTS, STAGES
+from driveRT_ros.nodes.handler import OUTPUTS
 from driveRT_ros.nodes.process_env import private_domain
 from driveRT_ros.nodes.raw import message_class
+from driveRT_ros.nodes.result import STAGES
 from test.support.lidar_messages import SMALL_STILL, make_cloud, make_garbage
 from test.support.live_node import (
     CLOUDS,

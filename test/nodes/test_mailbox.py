@@ -8,47 +8,47 @@ from driveRT_ros.nodes.mailbox import Batch, Mailbox
 
 
 def names(batch: Batch) -> tuple[list[str], str]:
-    return [work.msg for work in batch.passed_over], batch.work.msg
+    return [work.item for work in batch.passed_over], batch.work.item
 
 
 def test_newest_wins_and_the_ones_passed_over_still_enter_the_history() -> None:
     mailbox = Mailbox(keep_all=False, history=9)
-    assert [mailbox.put(name, None, 0.0) for name in "abc"] == [[], [], []]
+    assert [mailbox.put(name, 0.0) for name in "abc"] == [[], [], []]
     assert names(mailbox.take()) == (["a", "b"], "c")
 
 
 def test_no_more_clouds_are_held_than_the_history_can_use() -> None:
     mailbox = Mailbox(keep_all=False, history=2)
-    gone = [work.msg for name in "abcdef" for work in mailbox.put(name, None, 0.0)]
+    gone = [work.item for name in "abcdef" for work in mailbox.put(name, 0.0)]
     assert gone == ["a", "b", "c"]
     assert names(mailbox.take()) == (["d", "e"], "f")
 
 
 def test_without_history_there_is_one_slot() -> None:
     mailbox = Mailbox(keep_all=False, history=0)
-    assert [[w.msg for w in mailbox.put(name, None, 0.0)] for name in "ab"] == [[], ["a"]]
+    assert [[w.item for w in mailbox.put(name, 0.0)] for name in "ab"] == [[], ["a"]]
     assert names(mailbox.take()) == ([], "b")
 
 
 def test_back_pressure_loses_nothing_and_keeps_the_order() -> None:
     mailbox = Mailbox(keep_all=True, history=0)
     sent = [str(i) for i in range(500)]
-    assert [mailbox.put(name, None, 0.0) for name in sent] == [[]] * 500
+    assert [mailbox.put(name, 0.0) for name in sent] == [[]] * 500
     assert [names(mailbox.take()) for _ in sent] == [([], name) for name in sent]
 
 
 def test_after_a_jump_of_time_the_next_cloud_starts_a_new_history() -> None:
     live = Mailbox(keep_all=False, history=9)
-    live.put("old", None, 0.0)
-    assert [work.msg for work in live.time_jumped()] == ["old"]
-    live.put("new", None, 0.0)
+    live.put("old", 0.0)
+    assert [work.item for work in live.time_jumped()] == ["old"]
+    live.put("new", 0.0)
     batch = live.take()
     assert names(batch) == ([], "new")
     assert batch.work.after_jump
     replay = Mailbox(keep_all=True, history=9)
-    replay.put("old", None, 0.0)
+    replay.put("old", 0.0)
     assert replay.time_jumped() == []
-    replay.put("new", None, 0.0)
+    replay.put("new", 0.0)
     assert [replay.take().work.after_jump for _ in range(2)] == [False, True]
 
 
@@ -56,7 +56,7 @@ def test_the_mark_of_a_jump_survives_the_loss_of_the_cloud_that_carried_it() -> 
     mailbox = Mailbox(keep_all=False, history=1)
     mailbox.time_jumped()
     for name in "abc":
-        mailbox.put(name, None, 0.0)
+        mailbox.put(name, 0.0)
     batch = mailbox.take()
     assert names(batch) == (["b"], "c")
     assert [batch.passed_over[0].after_jump, batch.work.after_jump] == [True, False]
@@ -75,7 +75,7 @@ def test_closing_sends_a_waiting_worker_home() -> None:
 def test_idle_means_nothing_waits_and_nothing_is_in_work() -> None:
     mailbox = Mailbox(keep_all=True, history=0)
     assert mailbox.wait_idle(0.0)
-    mailbox.put("a", None, 0.0)
+    mailbox.put("a", 0.0)
     mailbox.take()
     assert not mailbox.wait_idle(0.01)
     worker = threading.Thread(target=mailbox.take)  # it comes back for more: "a" is done

@@ -18,7 +18,7 @@ from driveRT_ros.core.frame import Detections, FrameReport
 from driveRT_ros.core.pipeline import LidarPipeline
 from driveRT_ros.io.encode import encode_pointcloud
 from driveRT_ros.nodes.diagnostics import statuses
-from driveRT_ros.nodes.handler import FINGERPRINT, LidarHandler
+from driveRT_ros.nodes.handler import FINGERPRINT, LidarHandler, PosedCloud
 from driveRT_ros.nodes.health import ERROR, HOLD_S, WARN, Health
 from driveRT_ros.nodes.mailbox import Mailbox
 from driveRT_ros.nodes.raw import message_class
@@ -65,7 +65,7 @@ class Bench:
 
     def run(self, *clouds: Any) -> None:
         for cloud in clouds:
-            self.mailbox.put(cloud, None, 0.0)
+            self.mailbox.put(PosedCloud(cloud), 0.0)
         assert self.mailbox.wait_idle(20.0)
 
     def __enter__(self) -> Bench:
@@ -103,7 +103,7 @@ def test_exception_in_inference_drops_that_frame_with_an_error_that_names_it(
 ) -> None:
     with Bench(FailingPipeline(None, error, None)) as bench:
         bench.run(*(make_cloud(i * S) for i in range(1, 4)))
-        assert [r.cloud.stamp_ns for r in bench.outputs.results] == [1 * S, 3 * S]
+        assert [r.stamp_ns for r in bench.outputs.results] == [1 * S, 3 * S]
         assert bench.health.state.dropped == {reason: 1}
         assert bench.outputs.dropped_s == [2]
         [fault] = bench.health.faults(0.0)
@@ -165,8 +165,8 @@ def test_plan_that_is_not_used_is_a_warning_beside_the_one_about_weights() -> No
 def test_fingerprint_is_computed_only_where_it_is_wanted() -> None:
     handler = LidarHandler(CONFIG, LidarPipeline(CONFIG, device="cpu"))
     cloud = make_cloud(S)
-    assert handler.handle(cloud, None, {"detections"}).found.report.fingerprint == {}
-    wanted = handler.handle(cloud, None, {FINGERPRINT})
+    assert handler.handle(PosedCloud(cloud), {"detections"}).found.report.fingerprint == {}
+    wanted = handler.handle(PosedCloud(cloud), {FINGERPRINT})
     assert "detections" in wanted.found.report.fingerprint and wanted.messages == {}
 
 
@@ -200,7 +200,7 @@ def test_frame_in_work_is_finished_before_the_worker_ends() -> None:
             return super().process(points)
 
     bench = Bench(Slow(None))
-    bench.mailbox.put(make_cloud(S), None, 0.0)
+    bench.mailbox.put(PosedCloud(make_cloud(S)), 0.0)
     assert begun.wait(20.0)
     assert not bench.worker.stop(0.05)
     go_on.set()
@@ -211,10 +211,10 @@ def test_frame_in_work_is_finished_before_the_worker_ends() -> None:
 def test_only_wanted_outputs_are_computed() -> None:
     handler = LidarHandler(CONFIG, LidarPipeline(CONFIG, device="cpu"))
     cloud = make_cloud(S)
-    assert handler.handle(cloud, None, ()).messages == {}
-    result = handler.handle(cloud, None, {"detections"})
+    assert handler.handle(PosedCloud(cloud), ()).messages == {}
+    result = handler.handle(PosedCloud(cloud), {"detections"})
     assert (list(result.messages), result.found.bev) == (["detections"], None)
-    result = handler.handle(cloud, None, {"occupancy_grid", "markers"})
+    result = handler.handle(PosedCloud(cloud), {"occupancy_grid", "markers"})
     assert list(result.messages) == ["markers", "occupancy_grid"]
 
 
@@ -233,7 +233,9 @@ def test_picture_has_the_nose_of_the_vehicle_up_where_the_mounting_is_known() ->
         with_points, without = (
             np.asarray(image.data, int).reshape(image.height, image.width, 3)
             for msg in (cloud, empty)
-            for image in [handler.handle(msg, None, {"bev_image"}, T).messages["bev_image"]]
+            for image in [
+                handler.handle(PosedCloud(msg, None, T), {"bev_image"}).messages["bev_image"]
+            ]
         )
         drawn = np.abs(with_points - without).max(axis=2) > 60
         row, col = np.argwhere(drawn).mean(axis=0) / drawn.shape

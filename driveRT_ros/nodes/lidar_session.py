@@ -1,0 +1,60 @@
+"""The inputs of an active LiDAR node."""
+
+from __future__ import annotations
+
+import time
+from typing import Any
+
+import numpy as np
+from sensor_msgs.msg import PointCloud2
+
+from driveRT_ros.core.config import LidarConfig
+from driveRT_ros.nodes.base import ManagedNode
+from driveRT_ros.nodes.gate import CloudGate, GateActions
+from driveRT_ros.nodes.handler import OUTPUTS, LidarHandler, PosedCloud
+from driveRT_ros.nodes.health import Health
+from driveRT_ros.nodes.publish import Outputs
+from driveRT_ros.nodes.session import Session
+
+INPUT = "~/input/pointcloud"
+
+
+class LidarSession(Session):
+    """Pair clouds with poses and hand them to the worker.
+
+    Args:
+        node: Owner of the topics.
+        config: As configured.
+        handler: Detects.
+        health: Where counts and faults go.
+    """
+
+    def __init__(
+        self, node: ManagedNode, config: LidarConfig, handler: LidarHandler, health: Health
+    ) -> None:
+        history = config.densification_params.num_past_frames
+        outputs = Outputs(node, OUTPUTS, handler.noun)
+        super().__init__(
+            node, config, handler, health, outputs, history=history, moving=history > 0
+        )
+        self.topic = self.listen(PointCloud2, INPUT, self.cloud, "cloud")
+
+    def make_gate(self, config: LidarConfig) -> Any:
+        """Return the gate of clouds."""
+        actions = GateActions(self._posed, self.drop, self.refuse, self.time_jumped)
+        return CloudGate(config, actions)
+
+    def cloud(self, msg: PointCloud2) -> None:
+        """Take a cloud."""
+        self._health.received()
+        self._gate.cloud(msg, time.monotonic())
+        self._health.reached("waiting_for_transform", len(self._gate))
+
+    def _posed(
+        self,
+        msg: PointCloud2,
+        T_world_lidar: np.ndarray | None,
+        arrived_s: float,
+        T_ego_lidar: np.ndarray | None,
+    ) -> None:
+        self.forward(PosedCloud(msg, T_world_lidar, T_ego_lidar), arrived_s)

@@ -1,0 +1,57 @@
+"""What a handler makes of one frame, whatever the sensor; knows neither nodes nor topics."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from driveRT_ros.core.frame import Detections
+
+FINGERPRINT = "frame_fingerprint"
+"""Wanted like an output: what identifies the result of a frame."""
+
+STAGES = ("decode", "preprocess", "inference", "postprocess", "publish", "total")
+"""What ``FrameResult.stage_ms`` holds; ``publish`` and ``total`` grow while messages go out."""
+
+
+@dataclass
+class FrameResult:
+    """Everything about one processed frame.
+
+    Args:
+        stamp_ns: Stamp of every message.
+        found: Detections, in the frame of the messages.
+        messages: Message by output name, those that were wanted.
+        stage_ms: Milliseconds by stage (:data:`STAGES`).
+        left_out: Parts of the frame that were not used, by reason.
+        notes: Short keys of what was assumed or went wrong.
+        reached: Values of which the greatest are remembered, by name.
+        faults: Sentence by kind of fault; the frame has its results nevertheless.
+    """
+
+    stamp_ns: int
+    found: Detections
+    messages: Mapping[str, Any]
+    stage_ms: dict[str, float]
+    left_out: Mapping[str, int] = field(default_factory=dict)
+    notes: tuple[str, ...] = ()
+    reached: Mapping[str, int] = field(default_factory=dict)
+    faults: Mapping[str, str] = field(default_factory=dict)
+
+
+class Stopwatch:
+    """Milliseconds since the last lap, and since the start."""
+
+    def __init__(self) -> None:
+        self._start = self._lap = time.perf_counter()
+
+    def lap_ms(self) -> float:
+        """Return the time since the last call."""
+        last, self._lap = self._lap, time.perf_counter()
+        return (self._lap - last) * 1e3
+
+    def total_ms(self) -> float:
+        """Return the time from the start to the last lap."""
+        return (self._lap - self._start) * 1e3
