@@ -17,6 +17,10 @@ from pathlib import Path
 from typing import Any
 
 REPO = Path(__file__).resolve().parents[1]
+sys.path.insert(0, str(REPO))
+
+from driveRT_ros.bench.table import device_us  # noqa: E402
+
 RESULTS = REPO / "benchmarks" / "results"
 README = REPO / "kernels" / "README.md"
 BEGIN, END = "<!-- results:sparse -->", "<!-- /results -->"
@@ -78,15 +82,6 @@ def whole_table(frames: Table) -> str:
 
 def _candidates(frames: Iterable[Table]) -> list[str]:
     return list({name: None for frame in frames for name in frame["candidates"]})
-
-
-def device_us(found: Table) -> float:
-    """Return the device time of a candidate: graph replays, else the sum of its kernels."""
-    if "frame" in found.get("graph_us", {}):
-        return float(found["graph_us"]["frame"]["median"])
-    if "kernels_us" in found:
-        return float(found["kernels_us"]["total"]["median"])
-    return math.nan
 
 
 def _whole_cell(frame: Table, candidate: str) -> str:

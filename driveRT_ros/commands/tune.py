@@ -155,6 +155,7 @@ def open_device(
 
     from driveRT_ros.core.gpu.tuning import GpuTuningDevice
 
+    torch.cuda.set_device(gpu.device)  # streams, events and graphs are those of the current device
     tensors = weights.to(gpu.device, torch.float32)
     return GpuTuningDevice(config, tensors, gpu.device, default)
 

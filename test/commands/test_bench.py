@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from driveRT_ros.bench import frames, reference, timing
+from driveRT_ros.bench import frames, reference, sparse, timing
 from driveRT_ros.bench.sparse import plan_record
 from driveRT_ros.bench.table import device_us, stage_table, whole_table
 from driveRT_ros.cli import main
@@ -170,6 +170,70 @@ def test_the_commit_is_that_of_the_work_tree_and_not_of_a_folder_around_it(tmp_p
     git("add", "timing.py")
     git("commit", "-m", "y")
     assert len(timing.work_tree_commit()) >= 7
+
+
+# ---- the command on a GPU -----------------------------------------------------------------------
+
+
+class FakeBench:
+    """Takes what ``SparseBench`` takes, and measures nothing."""
+
+    made: list[FakeBench] = []
+
+    def __init__(self, config, plans, peers, protocol):
+        self.plans, self.peers, self.protocol = plans, list(peers), protocol
+        self.report = {
+            **report(), "gpu": "A GPU", "driver": "1.2", "torch": "2", "date": "2026-01-02",
+            "commit": "", "clocks": [],
+        }  # fmt: skip
+        self.done = []
+        FakeBench.made.append(self)
+
+    def time_frame(self, frame):
+        self.done.append(("time", frame.name))
+
+    def time_edges(self):
+        self.done.append(("edges",))
+        return {}
+
+    def profile_frame(self, frame):
+        self.done.append(("profile", frame.name))
+
+
+@pytest.fixture
+def on_a_gpu(monkeypatch):
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(sparse, "SparseBench", FakeBench)
+    monkeypatch.setattr(sparse, "warm_profiler", lambda: None)
+    monkeypatch.setattr(sparse, "clocks", lambda when: {"when": when})
+    monkeypatch.setattr(frames, "simulated", lambda *a: frames.Frame("", "", torch.zeros(1, 5)))
+    FakeBench.made.clear()
+
+
+def test_every_frame_is_timed_then_the_edges_and_the_result_is_written(on_a_gpu, tmp_path, capsys):
+    output = tmp_path / "result.json"
+    assert main(["bench", "sparse", "--precision", "fp16", "--output", str(output)]) == 0
+    (bench,) = FakeBench.made
+    assert bench.plans == [("fp16", None)]
+    assert bench.done == [("time", n) for n in ("S1", "S5", "S10", "S15")] + [("edges",)]
+    text = capsys.readouterr().out
+    assert "A GPU, driver 1.2" in text and "ours fp32" in text and "88.0" in text
+    assert json.loads(output.read_text())["frames"]["C"]
+
+
+def test_the_kernels_of_peers_are_profiled_last(on_a_gpu):
+    assert main(["bench", "sparse", "--peers", "torch", "--frames", "S1,S5"]) == 0
+    (bench,) = FakeBench.made
+    assert bench.done[2:] == [("edges",), ("profile", "S1"), ("profile", "S5")]
+
+
+def test_a_plan_is_timed_beside_the_default_of_its_precision(on_a_gpu, tmp_path):
+    path = tmp_path / "plan.json"
+    default_plan(LidarConfig().model.channels, (9, 0), "tf32").save(path)
+    assert main(["bench", "sparse", "--plan", str(path), "--frames", "S1", "--rounds", "2"]) == 0
+    (bench,) = FakeBench.made
+    assert bench.plans == [("tf32", None), ("tf32", path)]
+    assert bench.protocol.rounds == 2
 
 
 # ---- refusals -----------------------------------------------------------------------------------
