@@ -25,7 +25,7 @@
 // Repeatable: the order of every addition is fixed by the map. NaN and infinity of a depth or feature
 // reach the cells of their points and no others; 0 * infinity is NaN, as in torch.
 //
-// C channels, VEC of them a lane, LANES lanes an interval, SLOTS parts a block; FEATURES, DEPTHS, RESULTS:
+// CHANNELS C, VEC of them a lane, LANES lanes an interval, SLOTS parts a block; FEATURES, DEPTHS, RESULTS:
 // pool.cuh; HALF_SUM 1 sums halves (a chunk at a time) where FEATURES are not floats.
 #include "pool.cuh"
 
@@ -47,7 +47,7 @@ struct Pool {
 };
 
 extern "C" __global__ void __launch_bounds__(256) pool_v2(const Pool p) {
-    const int index = blockIdx.x * 256 + threadIdx.x, interval = index / C, c = index % C;
+    const int index = blockIdx.x * 256 + threadIdx.x, interval = index / CHANNELS, c = index % CHANNELS;
     if (interval >= p.intervals) return;
     const int start = p.starts[interval], length = p.lengths[interval];
     const u64 depth = blockIdx.y * p.depth_batch, row = blockIdx.y * p.feature_batch;
@@ -58,7 +58,7 @@ extern "C" __global__ void __launch_bounds__(256) pool_v2(const Pool p) {
         sum = fmaf(load_depth<DEPTHS>(p.depth, depth + p.ranks_depth[i]), v[0], sum);
     }
     sum *= p.scale;
-    store_results<RESULTS, 1, 1>(p.out, (static_cast<u64>(blockIdx.y) * p.cells + p.ranks_bev[start]) * C + c, &sum);
+    store_results<RESULTS, 1, 1>(p.out, (static_cast<u64>(blockIdx.y) * p.cells + p.ranks_bev[start]) * CHANNELS + c, &sum);
 }
 
 // VEC channels of a row, times the depth, onto a sum; in halves where HALF_SUM asks for it.
@@ -129,11 +129,11 @@ __device__ __forceinline__ void sum_points(const Pool& p, int begin, int count, 
 __device__ __forceinline__ void store_cell(const Pool& p, int cell, int c, float (&v)[VEC]) {
 #pragma unroll
     for (int i = 0; i < VEC; ++i) v[i] *= p.scale;
-    store_results<RESULTS, C % VEC ? 1 : C, VEC>(p.out, (static_cast<u64>(blockIdx.y) * p.cells + cell) * C + c, v);
+    store_results<RESULTS, CHANNELS % VEC ? 1 : CHANNELS, VEC>(p.out, (static_cast<u64>(blockIdx.y) * p.cells + cell) * CHANNELS + c, v);
 }
 
 extern "C" __global__ void __launch_bounds__(256) pool_v2_depth(const Pool p) {
-    constexpr int PACKS = C / VEC;
+    constexpr int PACKS = CHANNELS / VEC;
     const int index = blockIdx.x * 256 + threadIdx.x, interval = index / PACKS, c = index % PACKS * VEC;
     if (interval >= p.intervals) return;
     const int start = p.starts[interval], end = start + p.lengths[interval];
@@ -154,7 +154,7 @@ extern "C" __global__ void __launch_bounds__(256) pool_v2_depth(const Pool p) {
 }
 
 extern "C" __global__ void __launch_bounds__(256) pool_v3(const Pool p) {
-    constexpr int OWNERS = C / VEC;
+    constexpr int OWNERS = CHANNELS / VEC;
     const int index = blockIdx.x * 256 + threadIdx.x, interval = index / OWNERS, c = index % OWNERS * VEC;
     if (interval >= p.intervals) return;
     const int start = p.starts[interval];
@@ -170,9 +170,9 @@ extern "C" __global__ void __launch_bounds__(LANES * SLOTS) pool_balanced(const 
     const int4 mine = __ldg(slots + slot);
     const int part = mine.w & 0xffff, parts = mine.w >> 16;
     const bool cut = (__ldg(slots).w >> 16) > 1;  // the first interval of a block has the most parts
-    for (int c = lane * VEC; c - lane * VEC < C; c += LANES * VEC) {
+    for (int c = lane * VEC; c - lane * VEC < CHANNELS; c += LANES * VEC) {
         float v[VEC] = {};
-        if (c < C) {
+        if (c < CHANNELS) {
 #if HALF_SUM
             sum_points<HalfSum>(p, mine.x, mine.y, c, v);
 #else
@@ -190,6 +190,6 @@ extern "C" __global__ void __launch_bounds__(LANES * SLOTS) pool_balanced(const 
                     for (int i = 0; i < VEC; ++i) v[i] += own[q * LANES * VEC + i];
             __syncthreads();  // before the next channels overwrite the parts
         }
-        if (c < C && part == 0 && mine.z >= 0) store_cell(p, mine.z, c, v);
+        if (c < CHANNELS && part == 0 && mine.z >= 0) store_cell(p, mine.z, c, v);
     }
 }

@@ -26,17 +26,17 @@
 // is fixed by the map, so results repeat. A depth that is NaN or infinite reaches the cell of its
 // point only; a feature that is spreads over the up to 16 cells of the tiles that see its pixel.
 //
-// C channels; FEATURES (half or e4m3), DEPTHS, RESULTS: pool.cuh; ALIGN channels can be loaded at once.
+// CHANNELS C; FEATURES (half or e4m3), DEPTHS, RESULTS: pool.cuh; ALIGN channels can be loaded at once.
 #include "pool.cuh"
 
 #ifndef MIN_BLOCKS
 #define MIN_BLOCKS 1
 #endif
 #define WARPS (WARPS_K * WARPS_C)
-constexpr int CHANNELS = C / WARPS_C;               // of a warp
-constexpr int PARTS = (CHANNELS + 7) / 8;           // products of a step
+constexpr int WARP_CHANNELS = CHANNELS / WARPS_C;
+constexpr int PARTS = (WARP_CHANNELS + 7) / 8;  // products of a step
 constexpr int ELEMENT = Bytes<FEATURES>::value;
-static_assert(C % WARPS_C == 0, "channels divide over the warps");
+static_assert(CHANNELS % WARPS_C == 0, "channels divide over the warps");
 
 struct PoolTiles {
     const void *depth, *features;
@@ -64,7 +64,7 @@ __device__ constexpr int words_of_row(int rest) {
     for (; rest > 0; rest -= 8 * vector_of(rest)) words += words_of(vector_of(rest));
     return words;
 }
-constexpr int WORDS = words_of_row(CHANNELS);
+constexpr int WORDS = words_of_row(WARP_CHANNELS);
 
 struct Rows {
     u32 word[4][WORDS];  // four rows of features, this lane's channels of every group
@@ -72,10 +72,10 @@ struct Rows {
 
 template <int BASE, int WORD>
 __device__ __forceinline__ void load_groups(Rows& rows, int row, const char* from, int g) {
-    if constexpr (BASE < CHANNELS) {
-        constexpr int VEC = vector_of(CHANNELS - BASE), N = words_of(VEC);
+    if constexpr (BASE < WARP_CHANNELS) {
+        constexpr int VEC = vector_of(WARP_CHANNELS - BASE), N = words_of(VEC);
         u32 word[N] = {};
-        if (VEC > 1 || BASE + 8 <= CHANNELS || BASE + g < CHANNELS)
+        if (VEC > 1 || BASE + 8 <= WARP_CHANNELS || BASE + g < WARP_CHANNELS)
             load_words<VEC * ELEMENT>(word, from + (BASE + g * VEC) * ELEMENT);
 #pragma unroll
         for (int i = 0; i < N; ++i) rows.word[row][WORD + i] = word[i];
@@ -92,8 +92,8 @@ __device__ __forceinline__ u32 channel_pair(const u32* word, int i) {
 
 template <int BASE, int WORD>
 __device__ __forceinline__ void multiply_groups(float (&sum)[PARTS][4], const u32 (&weights)[4], const Rows& rows) {
-    if constexpr (BASE < CHANNELS) {
-        constexpr int VEC = vector_of(CHANNELS - BASE);
+    if constexpr (BASE < WARP_CHANNELS) {
+        constexpr int VEC = vector_of(WARP_CHANNELS - BASE);
 #pragma unroll
         for (int i = 0; i < (VEC + 1) / 2; ++i) {
             u32 pair[4];
@@ -112,17 +112,17 @@ __device__ __forceinline__ void multiply_groups(float (&sum)[PARTS][4], const u3
 
 template <int BASE>
 __device__ __forceinline__ void store_groups(const PoolTiles& p, const float (&sum)[PARTS][4], u64 at, int half, int t) {
-    if constexpr (BASE < CHANNELS) {
-        constexpr int VEC = vector_of(CHANNELS - BASE);
+    if constexpr (BASE < WARP_CHANNELS) {
+        constexpr int VEC = vector_of(WARP_CHANNELS - BASE);
         float v[2 * VEC];
 #pragma unroll
         for (int i = 0; i < 2 * VEC; ++i) v[i] = sum[BASE / 8 + i % VEC][2 * half + i / VEC] * p.scale;
-        if constexpr (BASE + 8 * VEC <= CHANNELS) {
-            store_results<RESULTS, C, 2 * VEC>(p.out, at + BASE + 2 * VEC * t, v);
+        if constexpr (BASE + 8 * VEC <= WARP_CHANNELS) {
+            store_results<RESULTS, CHANNELS, 2 * VEC>(p.out, at + BASE + 2 * VEC * t, v);
         } else {
 #pragma unroll
             for (int i = 0; i < 2; ++i)  // VEC is 1
-                if (BASE + 2 * t + i < CHANNELS) store_results<RESULTS, 1, 1>(p.out, at + BASE + 2 * t + i, v + i);
+                if (BASE + 2 * t + i < WARP_CHANNELS) store_results<RESULTS, 1, 1>(p.out, at + BASE + 2 * t + i, v + i);
         }
         store_groups<BASE + 8 * VEC>(p, sum, at, half, t);
     }
@@ -183,7 +183,7 @@ extern "C" __global__ void __launch_bounds__(32 * WARPS, MIN_BLOCKS) pool_tiles(
         for (int begin = 0, buffer = 0; begin < steps; begin += WARPS, buffer ^= 1) {
             uint4* round = shared_weights + buffer * WARPS * 32;
             Rows rows;
-            if (begin + wk < steps) load_rows(p, rows, __ldg(p.step_place + first + begin + wk), wc * CHANNELS, lane);
+            if (begin + wk < steps) load_rows(p, rows, __ldg(p.step_place + first + begin + wk), wc * WARP_CHANNELS, lane);
             if (begin + warp < steps) {
                 const int s = first + begin + warp;
                 round[warp * 32 + lane] =
@@ -193,7 +193,7 @@ extern "C" __global__ void __launch_bounds__(32 * WARPS, MIN_BLOCKS) pool_tiles(
             for (int s = wk; s < WARPS && begin + s < steps; s += WARPS_K) {
                 const uint4 w = round[s * 32 + lane];
                 const u32 weights[4] = {w.x, w.y, w.z, w.w};
-                if (s > wk) load_rows(p, rows, __ldg(p.step_place + first + begin + s), wc * CHANNELS, lane);
+                if (s > wk) load_rows(p, rows, __ldg(p.step_place + first + begin + s), wc * WARP_CHANNELS, lane);
                 multiply_groups<0, 0>(sum, weights, rows);
             }
         }
@@ -221,6 +221,6 @@ extern "C" __global__ void __launch_bounds__(32 * WARPS, MIN_BLOCKS) pool_tiles(
     for (int half = 0; half < 2; ++half) {
         const int cell = __ldg(p.tile_cells + blockIdx.x * 16 + lane / 4 + 8 * half);
         if (cell >= 0)
-            store_groups<0>(p, sum, (static_cast<u64>(blockIdx.y) * p.cells + cell) * C + wc * CHANNELS, half, lane % 4);
+            store_groups<0>(p, sum, (static_cast<u64>(blockIdx.y) * p.cells + cell) * CHANNELS + wc * WARP_CHANNELS, half, lane % 4);
     }
 }

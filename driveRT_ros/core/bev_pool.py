@@ -2,27 +2,27 @@
 
 Three ways in, from the simplest to the fastest:
 
-``bev_pool(depth, context, scatter_map)`` is a function like any other of torch (autograd included).
-``BevPool(scatter_map)`` is a module that holds the map, for ``torch.compile`` and ``torch.export``.
-``StaticBevPool(scatter_map, ...)`` keeps its result: cells without points are zeroed once instead of
+``bev_pool(depth, context, scatter_map)`` is a function like any other of torch, with gradients.
+``BevPool(scatter_map)`` is a module that holds the map, for ``torch.compile``, ``torch.export``.
+``StaticBevPool(scatter_map, ...)`` keeps its result: cells without points are zeroed once, not
 every time, and nothing is allocated. It needs a CUDA device to gain anything.
 
 On the CPU the reference runs; on CUDA one of the kernels that ``pool_tactics`` describes. Results
 repeat bit by bit for the same map and tactic.
 
-Not-a-number and infinity: a depth reaches the cell of its point. A feature reaches the cells of its
-pixel; with the tactic ``tiles`` it reaches all cells (up to 16 each) of the tiles that see the pixel,
-because a matrix product multiplies it by zero there.
+Not-a-number and infinity: a depth reaches the cell of its point. A feature reaches the cells of
+its pixel; with the tactic ``tiles`` it reaches all cells (up to 16 each) of the tiles that see the
+pixel, because a matrix product multiplies it by zero there.
 """
 
 from __future__ import annotations
 
 import weakref
-from collections.abc import Sequence
 
 import torch
 
 from driveRT_ros.core.errors import ConfigError
+from driveRT_ros.core.pool_op import pool_op
 from driveRT_ros.core.pool_tactics import (
     PoolShape,
     PoolTactic,
@@ -151,7 +151,7 @@ def bev_pool(
     tactic = tactic or _default(depth, context, out_dtype)
     work = prepared.work(tactic) if depth.is_cuda else None
     ranks, shape = list(prepared.map.arrays()), list(prepared.map.grid_shape_zyx)
-    pooled: torch.Tensor = _pool_op(
+    pooled: torch.Tensor = pool_op(
         depth, context, ranks, tensors_of(work), shape, tactic.to_json(), scale, out_dtype
     )
     return pooled
@@ -197,7 +197,7 @@ class BevPool(torch.nn.Module):
     def forward(self, depth: torch.Tensor, context: torch.Tensor) -> torch.Tensor:
         """Return (B, Z, Y, X, C); see :func:`bev_pool`."""
         names = ("depth", "feat", "bev", "starts", "lengths")
-        pooled: torch.Tensor = _pool_op(
+        pooled: torch.Tensor = pool_op(
             depth,
             context,
             [getattr(self, f"ranks_{name}") for name in names],
@@ -309,86 +309,3 @@ def _check_shapes(depth: torch.Tensor, context: torch.Tensor, scatter_map: Scatt
     devices = {depth.device, context.device, scatter_map.device}
     if len(devices) > 1:
         raise ConfigError(f"Depth, context and map must lie on one device, got {devices}.")
-
-
-# ---- the operator of torch ----------------------------------------------------------------------
-
-
-@torch.library.custom_op("drivert::bev_pool", mutates_args=())
-def _pool_op(
-    depth: torch.Tensor,
-    context: torch.Tensor,
-    ranks: Sequence[torch.Tensor],
-    work: Sequence[torch.Tensor],
-    grid_shape_zyx: Sequence[int],
-    tactic: str,
-    scale: float,
-    out_dtype: torch.dtype,
-) -> torch.Tensor:
-    """Pool; ``ranks`` are the five arrays of a map, ``work`` is what ``tactic`` works off."""
-    scatter_map = _map_of(depth, ranks, grid_shape_zyx)
-    if not depth.is_cuda:
-        how = {"scale": scale, "out_dtype": out_dtype}
-        return reference.bev_pool(depth, context, scatter_map, **how)
-    from driveRT_ros.core.gpu.bev_pool import bind  # needs a driver
-
-    chosen = PoolTactic.from_json(tactic)
-    shape = (len(depth), *grid_shape_zyx, context.shape[-1])
-    out = torch.zeros(shape, dtype=out_dtype, device=depth.device)
-    if chosen.kind != "tiles" and not depth[0].is_contiguous():
-        depth = depth.contiguous()
-    launch = chosen.launch(depth, context, out, scatter_map, chosen.work_of(work), scale)
-    bind(launch, depth.device)()
-    return out
-
-
-@_pool_op.register_fake
-def _pool_fake(
-    depth: torch.Tensor,
-    context: torch.Tensor,
-    ranks: Sequence[torch.Tensor],
-    work: Sequence[torch.Tensor],
-    grid_shape_zyx: Sequence[int],
-    tactic: str,
-    scale: float,
-    out_dtype: torch.dtype,
-) -> torch.Tensor:
-    shape = (depth.shape[0], *grid_shape_zyx, context.shape[-1])
-    return torch.empty(shape, dtype=out_dtype, device=depth.device)
-
-
-def _map_of(
-    depth: torch.Tensor, ranks: Sequence[torch.Tensor], grid_shape_zyx: Sequence[int]
-) -> ScatterMap:
-    counts = torch.tensor([len(ranks[0]), len(ranks[3])], dtype=torch.int32)
-    n, d, h, w = depth.shape[1:]
-    nz, ny, nx = grid_shape_zyx
-    return ScatterMap(
-        *ranks, counts=counts, grid_shape_zyx=(nz, ny, nx), frustum_shape=(n, d, h, w)
-    )
-
-
-def _save_for_backward(ctx, inputs, output) -> None:  # type: ignore[no-untyped-def]
-    depth, context, ranks, work, _, _, scale, _ = inputs
-    ctx.save_for_backward(depth, context, *ranks[:3])
-    ctx.scale, ctx.lists = scale, (len(ranks), len(work))
-
-
-def _pool_backward(ctx, grad):  # type: ignore[no-untyped-def]
-    """Gradients of both inputs, point by point: d depth = context . grad, d context = depth grad."""
-    depth, context, rank_depth, rank_feat, rank_bev = ctx.saved_tensors
-    channels = context.shape[-1]
-    grad = grad.reshape(len(depth), -1, channels) * ctx.scale
-    d_depth, d_context = torch.zeros_like(depth), torch.zeros_like(context)
-    for b in range(len(depth)):
-        of_point = grad[b, rank_bev.long()]
-        features = context[b].reshape(-1, channels)[rank_feat.long()].to(grad.dtype)
-        d_depth[b].view(-1)[rank_depth.long()] = (of_point * features).sum(1).to(depth.dtype)
-        products = of_point * depth[b].reshape(-1)[rank_depth.long(), None].to(grad.dtype)
-        flat = torch.zeros(context[b].numel() // channels, channels).to(products)
-        d_context[b] = flat.index_add_(0, rank_feat.long(), products).view_as(context[b])
-    no_gradients = [[None] * length for length in ctx.lists]
-    return d_depth, d_context, *no_gradients, None, None, None, None
-
-
-_pool_op.register_autograd(_pool_backward, setup_context=_save_for_backward)

@@ -188,7 +188,10 @@ class PoolTactic:
     def defines(self, shape: PoolShape) -> dict[str, int]:
         """Return the compile-time constants."""
         formats = [FORMATS[t] for t in (shape.features, shape.depth, shape.out)]
-        values = {"C": shape.channels, **dict(zip(("FEATURES", "DEPTHS", "RESULTS"), formats))}
+        values = {
+            "CHANNELS": shape.channels,
+            **dict(zip(("FEATURES", "DEPTHS", "RESULTS"), formats)),
+        }
         size = shape.features.itemsize
         if self.kind == "tiles":
             warp = shape.channels // self.warps_c
@@ -234,11 +237,18 @@ class PoolTactic:
         if reason:
             raise ConfigError(f"This tactic cannot pool: {reason}.")
         fields = {
-            **{"depth": depth, "features": context, "out": out, "cells": scatter_map.cells},
+            **{
+                "depth": depth.data_ptr(),
+                "features": context.data_ptr(),
+                "out": out,
+                "cells": scatter_map.cells,
+            },
             **{"depth_batch": depth.stride(0), "feature_batch": context.stride(0), "scale": scale},
         }
-        make = self._tile_launch if isinstance(work, Tiles) else self._interval_launch
-        return make(shape, fields, depth, context, scatter_map, work)  # type: ignore[operator]
+        inputs = (shape, fields, depth, context, scatter_map)
+        if isinstance(work, Tiles):
+            return self._tile_launch(*inputs, work)
+        return self._interval_launch(*inputs, work)
 
     def _tile_launch(
         self,
@@ -251,10 +261,10 @@ class PoolTactic:
     ) -> PoolLaunch:
         tables = {f.name: getattr(work, f.name) for f in dataclasses.fields(work)}
         fields |= tables
-        names = ("depth_camera", "depth_bin", "depth_row", "depth_column")
-        fields |= dict(zip(names, depth.stride()[1:]))
-        names = ("feature_camera", "feature_row", "feature_column")
-        fields |= dict(zip(names, context.stride()[1:4]))
+        axes = ("depth_camera", "depth_bin", "depth_row", "depth_column")
+        fields |= dict(zip(axes, depth.stride()[1:]))
+        axes = ("feature_camera", "feature_row", "feature_column", "")
+        fields |= dict(zip(axes[:3], context.stride()[1:4]))
         fields["rows"] = scatter_map.frustum_shape[2]
         return PoolLaunch(
             stem="bev_pool_tiles",

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import hashlib
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import numpy.typing as npt
@@ -12,7 +12,7 @@ import torch
 from driveRT_ros.core.errors import ConfigError
 
 Triple = tuple[int, int, int]
-Matrix = npt.NDArray[np.float64]
+Matrix = npt.NDArray[np.floating]
 
 ROUNDINGS = ("trunc", "floor")
 MAX_POINTS = 2**31 - 1
@@ -60,7 +60,8 @@ class CameraGeometry:
         n = len(self.K)
         eye = np.eye(3)
         defaults = {"post_rot": np.broadcast_to(eye, (n, 3, 3)), "post_trans": np.zeros((n, 3))}
-        shapes = {"K": (n, 3, 3), "T_ego_cam": (n, 4, 4), "post_rot": (n, 3, 3)}
+        shapes: dict[str, tuple[int, ...]] = {"K": (n, 3, 3)}
+        shapes |= {"T_ego_cam": (n, 4, 4), "post_rot": (n, 3, 3)}
         shapes |= {"post_trans": (n, 3), "bda": (3, 3)}
         for name, shape in shapes.items():
             value = getattr(self, name)
@@ -81,9 +82,10 @@ class CameraGeometry:
         Raises:
             ConfigError: If the intrinsics or the augmentation of a camera have no inverse.
         """
+        assert self.post_rot is not None and self.post_trans is not None  # filled in above
+        assert self.bda is not None
         rows = np.zeros((self.cameras, 24))
         for i in range(self.cameras):
-            assert self.post_rot is not None and self.post_trans is not None  # filled in above
             P = _inverse("post_rot", i, self.post_rot[i])
             M = self.bda @ self.T_ego_cam[i, :3, :3] @ _inverse("K", i, self.K[i])
             t = self.bda @ self.T_ego_cam[i, :3, 3]
@@ -253,15 +255,13 @@ class ScatterMap:
         """Return the same map without what lies behind the counts; waits for the device."""
         points, intervals = self.counts.tolist()
         limits = (points, points, points, intervals, intervals)
-        arrays = [array[:limit] for array, limit in zip(self.arrays(), limits)]
-        rest = (self.grid_shape_zyx, self.frustum_shape, self.calibration_hash)
-        return ScatterMap(*arrays, self.counts, *rest)
+        arrays = (array[:limit] for array, limit in zip(self.arrays(), limits))
+        return replace(self, **dict(zip(MAP_ARRAYS, arrays)))
 
     def to(self, device: torch.device | str) -> ScatterMap:
         """Return the map on another device."""
-        arrays = [array.to(device) for array in (*self.arrays(), self.counts)]
-        rest = (self.grid_shape_zyx, self.frustum_shape, self.calibration_hash)
-        return ScatterMap(*arrays, *rest)
+        arrays = (array.to(device) for array in self.arrays())
+        return replace(self, counts=self.counts.to(device), **dict(zip(MAP_ARRAYS, arrays)))
 
     @staticmethod
     def from_arrays(
@@ -302,8 +302,10 @@ class ScatterMap:
                 f"The intervals must cover the {len(bev)} points once, one after the other, each "
                 "of one cell; build the map again."
             )
-        counts = torch.tensor([len(bev), len(starts)], dtype=torch.int32, device=bev.device)
         return ScatterMap(
-            depth, feat, bev, starts, lengths, counts, grid_shape_zyx, frustum_shape,
-            calibration_hash,
-        )  # fmt: skip
+            **dict(zip(MAP_ARRAYS, (depth, feat, bev, starts, lengths))),
+            counts=torch.tensor([len(bev), len(starts)], dtype=torch.int32, device=bev.device),
+            grid_shape_zyx=grid_shape_zyx,
+            frustum_shape=frustum_shape,
+            calibration_hash=calibration_hash,
+        )

@@ -10,6 +10,7 @@ from __future__ import annotations
 import torch
 
 from driveRT_ros.core.pool_types import (
+    MAP_ARRAYS,
     CameraGeometry,
     FrustumShape,
     PoolGrid,
@@ -98,9 +99,13 @@ def map_of_cells(
     feat = depth // (d * h * w) * (h * w) + depth % (h * w)
     _, lengths = torch.unique_consecutive(bev, return_counts=True)
     starts = lengths.cumsum(0) - lengths
-    counts = torch.tensor([len(bev), len(lengths)], dtype=torch.int32, device=cells.device)
-    arrays = [a.int() for a in (depth, feat, bev, starts, lengths)]
-    return ScatterMap(*arrays, counts, grid_shape_zyx, (n, d, h, w), digest)
+    return ScatterMap(
+        **dict(zip(MAP_ARRAYS, (a.int() for a in (depth, feat, bev, starts, lengths)))),
+        counts=torch.tensor([len(bev), len(lengths)], dtype=torch.int32, device=cells.device),
+        grid_shape_zyx=grid_shape_zyx,
+        frustum_shape=(n, d, h, w),
+        calibration_hash=digest,
+    )
 
 
 def bev_pool(
