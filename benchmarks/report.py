@@ -25,6 +25,8 @@ RESULTS = REPO / "benchmarks" / "results"
 README = REPO / "kernels" / "README.md"
 BEGIN, END = "<!-- results:sparse -->", "<!-- /results -->"
 OURS = "ours fp32"
+PRECISIONS = ("fp32", "fp16")
+"""Of the tables by stage."""
 Table = dict[str, Any]
 
 
@@ -49,7 +51,9 @@ def tables(report: Table, name: str) -> str:
     """
     frames = {n: f for n, f in report["frames"].items() if "absent" not in f["candidates"][OURS]}
     parts = [heading(report, name), whole_table(report["frames"])]
-    parts += [stage_table(n, frames[n]) for n in ("B", "C") if n in frames]
+    for precision in PRECISIONS:
+        shown = [n for n in ("B", "C") if n in frames]
+        parts += [stage_table(n, frames[n], precision) for n in shown if _has(frames[n], precision)]
     parts += [facts(report, frames)]
     return "\n\n".join(parts)
 
@@ -63,8 +67,9 @@ def heading(report: Table, name: str) -> str:
         f"commit {report['commit']}, SM clock while measuring: {', '.join(shown) or 'unknown'} "
         f"(`benchmarks/results/{name}`). Medians in µs. Ours: replays of one CUDA graph, from raw "
         "points to the last rows, voxelization included. Peers: the sum of their kernels, without "
-        "any gap between them, from finished voxels; wall: until the host has the result's "
-        "completion. Error: the largest of any stage, relative to its largest float64 value."
+        "any gap between them, from finished voxels; in brackets, that over ours in the precision "
+        "of the peer. Wall: until the host has the result's completion. Error: the largest of any "
+        "stage, relative to its largest float64 value."
     )
 
 
@@ -91,41 +96,48 @@ def _whole_cell(frame: Table, candidate: str) -> str:
     if "absent" in found:
         # What follows in brackets is the peer's own log; the result file keeps it.
         return f"absent: {found['absent'].split(' (')[0]}"
-    device, ours = device_us(found), frame["candidates"][OURS]
+    device = device_us(found)
     text = f"{device:,.0f}" if math.isfinite(device) else "no kernel times"
-    if candidate != OURS and "absent" not in ours and math.isfinite(device):
+    ours = frame["candidates"].get(f"ours {_precision(candidate)}", {"absent": ""})
+    if not candidate.startswith("ours") and "absent" not in ours and math.isfinite(device):
         text += f" ({device / device_us(ours):.2f}×)"
     wall, error = found["wall_us"]["median"], max(found["error"].values())
     return f"{text}, wall {wall:,.0f}, error {error:.1e}"
 
 
-def stage_table(name: str, frame: Table) -> str:
+def _precision(candidate: str) -> str:
+    """Return the precision that the name of a candidate holds, the second word."""
+    return candidate.split()[1]
+
+
+def _has(frame: Table, precision: str) -> bool:
+    return "absent" not in frame["candidates"].get(f"ours {precision}", {"absent": ""})
+
+
+def stage_table(name: str, frame: Table, precision: str) -> str:
     """Return one frame stage by stage: ours, cuBLAS on equal work, the fastest spconv."""
     everyone = frame["candidates"]
-    ours, products = everyone[OURS], everyone.get("cuBLAS fp32", {}).get("graph_us", {})
-    peers = {p: _fastest(everyone, f"spconv {p}") for p in ("fp32", "tf32", "fp16")}
-    peers = {p: found for p, found in peers.items() if found}
-    head = [f"frame {name}, stage", "useful GFLOP", "ours fp32 µs", "error"]
-    head += ["cuBLAS fp32 µs", "ours / cuBLAS"] if products else []
-    head += [f"{found} µs" for found in peers.values()]
+    ours = everyone[f"ours {precision}"]
+    products = everyone.get(f"cuBLAS {precision}", {}).get("graph_us", {})
+    peer = _fastest(everyone, f"spconv {precision}")
+    theirs = everyone[peer]["kernels_us"]["stages"] if peer else {}
+    head = [f"frame {name}, stage", "useful GFLOP", f"ours {precision} µs", "error"]
+    head += [f"cuBLAS {precision} µs", "ours / cuBLAS"] if products else []
+    head += [f"{peer} µs", "spconv / ours"] if peer else []
     lines = []
-    for stage, error in ours["error"].items():
+    for stage in ("maps", *ours["error"]):
         mine = ours["graph_us"][stage]["median"]
-        work = ours["useful_gflop"].get(stage)
-        line = [stage, f"{work:.2f}" if work else "", f"{mine:.1f}", f"{error:.1e}"]
+        work, error = ours["useful_gflop"].get(stage), ours["error"].get(stage)
+        line = [stage, f"{work:.2f}" if work else "", f"{mine:.1f}"]
+        line.append("" if error is None else f"{error:.1e}")
         if products:
             dense = products.get(stage, {}).get("median")
             line += [f"{dense:.1f}", f"{mine / dense:.2f}"] if dense else ["", ""]
-        for found in peers.values():
-            theirs = everyone[found]["kernels_us"]["stages"].get(stage)
-            line.append(f"{theirs['median']:.1f}" if theirs else "")
+        if peer:
+            other = theirs.get(stage, {}).get("median")
+            line += [f"{other:.1f}", f"{other / mine:.2f}"] if other else ["", ""]
         lines.append(line)
-    maps = ["maps", "", f"{ours['graph_us']['maps']['median']:.1f}", ""]
-    maps += ["", ""] if products else []
-    for found in peers.values():
-        theirs = everyone[found]["kernels_us"]["stages"].get("maps")
-        maps.append(f"{theirs['median']:.1f}" if theirs else "")
-    return _markdown(head, [maps, *lines])
+    return _markdown(head, lines)
 
 
 def _fastest(everyone: Table, prefix: str) -> str:

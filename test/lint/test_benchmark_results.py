@@ -128,10 +128,22 @@ def test_a_table_shows_medians_ratios_and_why_something_is_absent():
     assert "| ours fp32 | 2,000, wall 2,345, error 4.0e-07 |" in text
     assert "| spconv fp32 MaskImplicitGemm | 8,000 (4.00×), wall 11,000, error 2.0e-06 |" in text
     assert "| absent: RuntimeError: no kernel |" in text and "of a log" not in text
-    assert "| subm1 | 1.50 | 88.0 | 4.0e-07 | 80.0 | 1.10 | 777.0 |" in text
-    assert "| maps |  | 120.0 |  |  |  | 900.0 |" in text
+    assert "| subm1 | 1.50 | 88.0 | 4.0e-07 | 80.0 | 1.10 | 777.0 | 8.83 |" in text
+    assert "| maps |  | 120.0 |  |  |  | 900.0 | 7.50 |" in text
     assert "rows of level 1: 5 of 4" in text and "cold start: absent: no compiler" in text
     assert "executed / useful work 1.062" in text
+
+
+def test_a_peer_is_compared_with_ours_of_its_own_precision():
+    result = example()
+    found = result["frames"]["C"]["candidates"]
+    found["ours fp16"] = copy.deepcopy(found["ours fp32"])
+    found["ours fp16"]["graph_us"]["frame"]["median"] = 1000.0
+    found["spconv fp16 Native"] = copy.deepcopy(found["spconv fp32 Native"])
+    text = report.tables(result, "x.json")
+    assert "| spconv fp32 Native | 9,000 (4.50×)" in text
+    assert "| spconv fp16 Native | 9,000 (9.00×)" in text
+    assert text.count("frame C, stage") == 2 and "ours fp16 µs" in text
 
 
 def test_the_faster_algorithm_of_a_peer_is_the_one_compared():
