@@ -27,7 +27,7 @@ def share(folder: str, *patterns: str) -> list[tuple[str, list[str]]]:
 setup(
     name=NAME,
     version="0.1.0",
-    description="ROS 2 perception nodes with a sparse-convolution LiDAR detector",
+    description="ROS 2 perception nodes: LiDAR detector by sparse convolution, cameras to bird's-eye view",
     license="Apache-2.0",
     maintainer="driveRT_ros maintainers",
     maintainer_email="maintainers@example.org",
@@ -47,7 +47,9 @@ setup(
     entry_points={
         "console_scripts": [
             f"drivert = {NAME}.cli:main",
+            f"camera_node = {NAME}.nodes.camera_node:main",
             f"lidar_node = {NAME}.nodes.lidar_node:main",
+            f"offline_camera_node = {NAME}.nodes.offline_camera_node:main",
             f"offline_node = {NAME}.nodes.offline_node:main",
             f"recorder_node = {NAME}.nodes.recorder_node:main",
             f"replay_node = {NAME}.nodes.replay_node:main",

@@ -1,4 +1,4 @@
-"""driveRT_ros: ROS 2 perception nodes with a sparse-convolution LiDAR detector."""
+"""driveRT_ros: ROS 2 perception nodes for LiDAR and cameras."""
 
 import os
 

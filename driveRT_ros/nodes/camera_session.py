@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Sequence
 from functools import partial
 from typing import Any
 
@@ -35,6 +36,7 @@ class CameraSession(Session):
         handler: Looks at sets.
         health: Where counts and faults go.
         book: Where it is written which images were used.
+        rectified: By camera, whether its images are undistorted; empty asks the names of topics.
     """
 
     def __init__(
@@ -44,13 +46,14 @@ class CameraSession(Session):
         handler: CameraHandler,
         health: Health,
         book: CameraBook,
+        rectified: Sequence[bool] = (),
     ) -> None:
         self._book = book
         self._newest_ns = 0
         self.now_ns: int | None = None
         """Time by which images are paired; None takes the clock of the node."""
         numbers = range(len(config.cameras))
-        self._rectified = [
+        self._rectified = list(rectified) or [
             is_rectified_topic(node.resolve_topic_name(IMAGE.format(i))) for i in numbers
         ]
         outputs = Outputs(node, outputs_of(config), handler.noun)

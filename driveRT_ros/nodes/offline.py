@@ -1,7 +1,7 @@
-"""The LiDAR node on a recording: it reads the bag itself, at its own pace, and loses nothing.
+"""A node on a recording: it reads the bag itself, at its own pace, and loses nothing.
 
-Transforms are read ahead of the clouds, and a cloud is handed over only when the one before it is
-done. The outputs therefore do not depend on the speed of the machine.
+What belongs to a frame (transforms, calibrations) is read ahead of it, and a frame is handed over
+only when the one before it is done. Outputs therefore do not depend on the speed of the machine.
 """
 
 from __future__ import annotations
@@ -18,8 +18,9 @@ from tf2_msgs.msg import TFMessage
 from driveRT_ros.core.errors import ConfigError, DriveRTError, InvalidFrame
 from driveRT_ros.io.bag import BagMessage
 from driveRT_ros.nodes.lidar import LidarNode
-from driveRT_ros.nodes.offline_source import OfflineConfig, OfflineSource
-from driveRT_ros.nodes.progress import CloudProgress
+from driveRT_ros.nodes.offline_source import CloudSource, OfflineConfig
+from driveRT_ros.nodes.perception import PerceptionNode
+from driveRT_ros.nodes.progress import Progress
 from driveRT_ros.nodes.qos import MATCH_S
 from driveRT_ros.nodes.raw import header_stamp_ns
 from driveRT_ros.nodes.stop import PARTIAL
@@ -28,20 +29,38 @@ _STEP_S = 0.001
 _IDLE_WAIT_S = 0.05  # longer would delay parameter services, shorter would take time from detection
 
 
-class OfflineNode(LidarNode):
-    """Feed a bag to the handler of the LiDAR node; results go out on the same topics."""
+class Offline(PerceptionNode):
+    """Feed a bag to the handler of a perception node; results go out on the same topics."""
 
-    config_class = OfflineConfig
+    noun = "clouds"
+    main_output = "detections"
 
     def __init__(self, **kwargs: Any) -> None:
         super().__init__(**kwargs)
         self._feeder: Any = None
         self._clock_output: Any = None
 
+    def open_source(self) -> Any:
+        """Return the source: it yields (messages ahead, message), and knows what is to come."""
+        raise NotImplementedError
+
+    def take_ahead(self, message: BagMessage) -> None:
+        """Take what belongs to later frames; by default transforms."""
+        self.handle_transforms(deserialize_message(message.raw, TFMessage))
+
+    def take(self, message: BagMessage) -> None:
+        """Take the message that the source is about.
+
+        Raises:
+            InvalidFrame: If it cannot be read.
+            RuntimeError: Likewise.
+        """
+        raise NotImplementedError
+
     def do_configure(self) -> None:
         """Look into the bag before anything expensive, then configure."""
         try:
-            self._source = OfflineSource(self.config)
+            self._source = self.open_source()
         except ConfigError:
             self.fault_code = 2
             raise
@@ -53,8 +72,8 @@ class OfflineNode(LidarNode):
         self._clock_output = self.create_publisher(Clock, "/clock", 10)
         for message in self._source.static_transforms():
             self.handle_transforms(deserialize_message(message.raw, TFMessage), static=True)
-        self._clouds, self._fed = iter(self._source), 0
-        self._progress = CloudProgress(self._source.num_clouds, self.get_logger().info)
+        self._items, self._fed = iter(self._source), 0
+        self._progress = Progress(self._source.total, self.get_logger().info, self.noun)
         self._start_s = monotonic() + self.config.wait_for_subscriber_s
         self._feeder = self.create_steady_timer(_STEP_S, self._step)
 
@@ -78,33 +97,34 @@ class OfflineNode(LidarNode):
         if not self.wait_idle(_IDLE_WAIT_S):
             return
         self._progress(self._fed)
+        if self._items is None:
+            self._finish()
+            return
         try:
-            following = next(self._clouds, None)
+            following = next(self._items, None)
         except DriveRTError as error:
             self.fatal, self.finished = str(error), True
             self.get_logger().error(str(error))
             return
         if following is None:
-            self._finish()
+            self._items = None
+            self.flush()  # the last frames may still be waiting for more
         else:
             self._feed(*following)
 
-    def _feed(self, transforms: list[BagMessage], cloud: BagMessage) -> None:
+    def _feed(self, ahead: list[BagMessage], message: BagMessage) -> None:
         self._fed += 1
-        for message in transforms:
-            self.handle_transforms(deserialize_message(message.raw, TFMessage))
+        for earlier in ahead:
+            self.take_ahead(earlier)
         try:
-            self._publish_clock(header_stamp_ns(cloud.raw))
-            msg = deserialize_message(cloud.raw, PointCloud2)
+            self._publish_clock(header_stamp_ns(message.raw))
+            self.take(message)
         except (InvalidFrame, RuntimeError) as error:
-            sentence = f"Cloud {self._fed} is dropped, it cannot be read: {error}"
-            self.handle_drop(_header_of(cloud.raw), "malformed_message", sentence)
-            return
-        self.handle_cloud(msg)
-        self.flush()  # what is not there by now does not come: never wait by the wall clock
+            sentence = f"Message {self._fed} of {message.topic} cannot be read: {error}"
+            self.handle_drop(_header_of(message.raw), "malformed_message", sentence)
 
     def _may_start(self) -> bool:
-        topic = f"{self.get_fully_qualified_name()}/output/detections"
+        topic = f"{self.get_fully_qualified_name()}/output/{self.main_output}"
         if any(p.get_subscription_count() for p in self.publishers if p.topic_name == topic):
             self._start_s = min(self._start_s, monotonic() + MATCH_S)
         if monotonic() < self._start_s:
@@ -123,12 +143,30 @@ class OfflineNode(LidarNode):
             state = self.health.state
             dropped = ", ".join(f"{n} {reason}" for reason, n in sorted(state.dropped.items()))
             self.get_logger().info(
-                f"Processed {state.processed} of {self._fed} clouds of '{self._source.topic}'"
-                + (f"; dropped: {dropped}." if dropped else ".")
+                self.summary(state.processed) + (f"; dropped: {dropped}." if dropped else ".")
             )
         if self._source.partial:
             self.fatal, self.fault_code = "part of the bag cannot be read", PARTIAL
         self.finished = True
+
+    def summary(self, processed: int) -> str:
+        """Return what was done, without a full stop."""
+        return f"Processed {processed} of {self._fed} {self.noun} of '{self._source.topic}'"
+
+
+class OfflineNode(Offline, LidarNode):
+    """The LiDAR node on a recording."""
+
+    config_class = OfflineConfig
+
+    def open_source(self) -> CloudSource:
+        """Return the clouds of the bag."""
+        return CloudSource(self.config)
+
+    def take(self, message: BagMessage) -> None:
+        """Take a cloud."""
+        self.handle_cloud(deserialize_message(message.raw, PointCloud2))
+        self.flush()  # what is not there by now does not come: never wait by the wall clock
 
 
 def _header_of(raw: bytes) -> Header:

@@ -19,7 +19,7 @@ from driveRT_ros.io.bag import BagReader
 from driveRT_ros.nodes import qos
 from driveRT_ros.nodes.base import ManagedNode
 from driveRT_ros.nodes.playback import Playback
-from driveRT_ros.nodes.progress import CloudProgress
+from driveRT_ros.nodes.progress import Progress
 from driveRT_ros.nodes.raw import header_stamp_ns, message_class
 from driveRT_ros.nodes.replay_choice import choose_played, expected_clouds
 from driveRT_ros.nodes.replay_config import TF, TF_STATIC, ReplayConfig
@@ -136,7 +136,7 @@ class ReplayNode(ManagedNode):
             self._wait_for_consumer(playback)
             with (
                 BagReader(self._played.bag_path) as reader,
-                CloudProgress(self._total, self.get_logger().info) as progress,
+                Progress(self._total, self.get_logger().info) as progress,
             ):
                 report = playback.run(
                     reader.messages, header_stamp_ns, progress, start_ns=reader.start_ns

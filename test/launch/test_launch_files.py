@@ -12,6 +12,7 @@ import pytest
 
 from driveRT_ros.cli import build_parser
 from driveRT_ros.commands.common import DETECTIONS, dropped_topic
+from driveRT_ros.core.camera_config import CameraConfig
 from driveRT_ros.core.config import LidarConfig
 from driveRT_ros.nodes.params import yaml_text
 from driveRT_ros.nodes.recording import RecorderConfig
@@ -20,6 +21,7 @@ from driveRT_ros.nodes.replay_config import ReplayConfig
 REPO = Path(__file__).resolve().parents[2]
 LAUNCH_FILES = sorted((REPO / "launch").glob("*.launch.py"))
 CONFIGS = {
+    "camera_node": CameraConfig,
     "lidar_node": LidarConfig,
     "replay_node": ReplayConfig,
     "recorder_node": RecorderConfig,
@@ -42,7 +44,11 @@ def strings(node: ast.AST) -> list[str]:
 
 
 def test_there_are_launch_files() -> None:
-    assert [p.name for p in LAUNCH_FILES] == ["lidar.launch.py", "replay.launch.py"]
+    assert [p.name for p in LAUNCH_FILES] == [
+        "camera.launch.py",
+        "lidar.launch.py",
+        "replay.launch.py",
+    ]
 
 
 @pytest.mark.parametrize("path", LAUNCH_FILES, ids=lambda p: p.name)
@@ -88,7 +94,9 @@ def test_included_arguments_are_those_of_the_included_file() -> None:
 
 
 def test_large_messages_get_a_transport_that_carries_them() -> None:
-    assert '"FASTDDS_BUILTIN_TRANSPORTS"' in (REPO / "launch" / "lidar.launch.py").read_text()
+    for name in ("camera", "lidar"):
+        text = (REPO / "launch" / f"{name}.launch.py").read_text()
+        assert '"FASTDDS_BUILTIN_TRANSPORTS"' in text
     assert "lidar.launch.py" in (REPO / "launch" / "replay.launch.py").read_text()
 
 
@@ -118,7 +126,7 @@ def test_a_launch_description_can_be_made(path: Path) -> None:
     assert module.generate_launch_description().entities
 
 
-@pytest.mark.parametrize("name", ["replay_node", "recorder_node"])
+@pytest.mark.parametrize("name", ["camera_node", "replay_node", "recorder_node"])
 def test_parameter_files_hold_every_parameter_at_its_default(name: str) -> None:
     path = REPO / "config" / f"{name}.yaml"
     assert path.read_text() == yaml_text(CONFIGS[name], name)

@@ -14,7 +14,7 @@ from vision_msgs.msg import Detection3DArray
 from driveRT_ros.io.bag import BagWriter
 from driveRT_ros.io.encode import encode_pointcloud, encode_transforms
 from driveRT_ros.io.typestore import message_type
-from driveRT_ros.nodes.offline_source import OfflineConfig, OfflineSource
+from driveRT_ros.nodes.offline_source import CloudSource, OfflineConfig
 from test.support.bags import CLOUD, PERIOD_NS, START_NS, TF, cloud_batch, ego_pose, write_drive
 from test.support.lidar_messages import SMALL, SMALL_STILL
 from test.support.node_process import started
@@ -36,8 +36,8 @@ def test_transforms_logged_up_to_a_second_late_come_before_their_cloud(tmp_path:
             writer.write("/points", CLOUD, cloud, stamp_ns)
             moved = encode_transforms([(stamp_ns, "map", "base_link", ego_pose(i))], message_type)
             writer.write("/tf", TF, moved, stamp_ns + 900_000_000)
-    source = OfflineSource(OfflineConfig(bag_path=str(tmp_path / "bag")))
-    assert (source.topic, source.num_clouds) == ("/points", 3)
+    source = CloudSource(OfflineConfig(bag_path=str(tmp_path / "bag")))
+    assert (source.topic, source.total) == ("/points", 3)
     taken = [(len(transforms), cloud.log_time_ns) for transforms, cloud in source]
     # 1 s after the first cloud, the transforms of 0.90, 0.95 and 1.00 s have been logged
     assert taken == [(3, START_NS), (0, START_NS + PERIOD_NS), (0, START_NS + 2 * PERIOD_NS)]
@@ -46,8 +46,8 @@ def test_transforms_logged_up_to_a_second_late_come_before_their_cloud(tmp_path:
 def test_max_clouds_limits_a_source(tmp_path: Path) -> None:
     bag = write_drive(tmp_path / "bag", 4)
     config = OfflineConfig(bag_path=str(bag), max_clouds=2)
-    source = OfflineSource(config)
-    assert source.num_clouds == len(list(source)) == 2
+    source = CloudSource(config)
+    assert source.total == len(list(source)) == 2
     assert len(list(source.static_transforms())) == 1
 
 

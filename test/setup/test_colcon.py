@@ -14,7 +14,7 @@ REPO = Path(__file__).resolve().parents[2]
 NAME = "driveRT_ros"
 COLCON = shutil.which("colcon") or str(Path(sys.executable).parent / "colcon")
 BEFORE = {path.name for path in REPO.iterdir()}
-SCRIPTS = ("drivert", "lidar_node", "recorder_node", "replay_node")
+SCRIPTS = ("drivert", "camera_node", "lidar_node", "recorder_node", "replay_node")
 
 pytestmark = pytest.mark.skipif(
     not Path(COLCON).is_file(), reason="colcon is not installed; run make install"

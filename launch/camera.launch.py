@@ -1,0 +1,74 @@
+"""Start the camera node on six live cameras.
+
+ros2 launch driveRT_ros camera.launch.py namespace:=/sensing/camera image:=image_raw/compressed
+
+Camera i publishes `<namespace>/camera<i>/<image>` and `<namespace>/camera<i>/camera_info`. Where
+cameras are named otherwise, or are more or fewer than six, list them in the parameter `cameras` and
+remap `~/input/image<i>` and `~/input/camera_info<i>`.
+"""
+
+from launch.actions import DeclareLaunchArgument, SetEnvironmentVariable
+from launch.substitutions import EnvironmentVariable, LaunchConfiguration, PathJoinSubstitution
+from launch_ros.actions import LifecycleNode
+from launch_ros.parameter_descriptions import ParameterValue
+from launch_ros.substitutions import FindPackageShare
+
+from launch import LaunchDescription
+
+CAMERAS = 6
+
+
+def remappings():
+    """Return the topics of every camera."""
+    for i in range(CAMERAS):
+        camera = [LaunchConfiguration("namespace"), f"/camera{i}/"]
+        yield f"~/input/image{i}", [*camera, LaunchConfiguration("image")]
+        yield f"~/input/camera_info{i}", [*camera, "camera_info"]
+
+
+def generate_launch_description():
+    share = FindPackageShare("driveRT_ros")
+    return LaunchDescription(
+        [
+            DeclareLaunchArgument("namespace", default_value="/sensing/camera"),
+            DeclareLaunchArgument("image", default_value="image_raw/compressed"),
+            DeclareLaunchArgument(
+                "transport", default_value="compressed", description="'raw' or 'compressed'"
+            ),
+            DeclareLaunchArgument(
+                "params", default_value=PathJoinSubstitution([share, "config", "camera_node.yaml"])
+            ),
+            DeclareLaunchArgument(
+                "checkpoint", default_value="", description="weights; empty runs untrained ones"
+            ),
+            DeclareLaunchArgument("use_sim_time", default_value="false"),
+            # Fast DDS loses most best-effort messages of image size over its default transports.
+            SetEnvironmentVariable(
+                "FASTDDS_BUILTIN_TRANSPORTS",
+                EnvironmentVariable("FASTDDS_BUILTIN_TRANSPORTS", default_value="LARGE_DATA"),
+            ),
+            LifecycleNode(
+                package="driveRT_ros",
+                executable="camera_node",
+                name="camera_node",
+                namespace="",
+                output="screen",
+                emulate_tty=True,
+                parameters=[
+                    LaunchConfiguration("params"),
+                    {
+                        "input.transport": ParameterValue(
+                            LaunchConfiguration("transport"), value_type=str
+                        ),
+                        "checkpoint_path": ParameterValue(
+                            LaunchConfiguration("checkpoint"), value_type=str
+                        ),
+                        "use_sim_time": ParameterValue(
+                            LaunchConfiguration("use_sim_time"), value_type=bool
+                        ),
+                    },
+                ],
+                remappings=list(remappings()),
+            ),
+        ]
+    )
