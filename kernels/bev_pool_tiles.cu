@@ -169,11 +169,25 @@ extern "C" __global__ void __launch_bounds__(32 * WARPS, MIN_BLOCKS) pool_tiles(
     float sum[PARTS][4] = {};
 
     if constexpr (WARPS_C == 1) {
-        for (int s = first + wk; s < first + steps; s += WARPS_K) {
-            const u32 place = __ldg(p.step_place + s);
+        // Where the next step is, is read while this one waits for its depths and features.
+        int s = first + wk;
+        u32 place = 0;
+        uint4 entries = make_uint4(0, 0, 0, 0);
+        if (s < first + steps) {
+            place = __ldg(p.step_place + s);
+            entries = __ldg(p.entries + static_cast<u64>(s) * 32 + lane);
+        }
+        while (s < first + steps) {
             Rows rows;
             load_rows(p, rows, place, 0, lane);
-            const uint4 w = load_weights(p, place, __ldg(p.entries + static_cast<u64>(s) * 32 + lane), lane);
+            const u32 here = place;
+            const uint4 mine = entries;
+            s += WARPS_K;
+            if (s < first + steps) {
+                place = __ldg(p.step_place + s);
+                entries = __ldg(p.entries + static_cast<u64>(s) * 32 + lane);
+            }
+            const uint4 w = load_weights(p, here, mine, lane);
             const u32 weights[4] = {w.x, w.y, w.z, w.w};
             multiply_groups<0, 0>(sum, weights, rows);
         }

@@ -255,6 +255,11 @@ class StaticBevPool:
             self._launch = self.tactic.launch(*inputs)
             self._run = bind(self._launch, depth.device)
 
+    def tables(self) -> list[torch.Tensor]:
+        """Return what is read besides depths and features."""
+        tables = tensors_of(_prepared(self.scatter_map).work(self.tactic))
+        return tables if self.tactic.kind == "tiles" else [*self.scatter_map.arrays(), *tables]
+
     def __call__(self) -> torch.Tensor:
         """Pool what the tensors hold now; returns the same tensor every time."""
         if self._run is not None:
