@@ -1,7 +1,8 @@
 """Write a simulated drive or a data set as a rosbag2 that every ROS 2 tool plays.
 
 Topics: /LIDAR_TOP (PointCloud2), /tf, /tf_static, /ground_truth/detections (Detection3DArray),
-/ground_truth/objects (DetectedObjects), and the images and calibration of each camera.
+/ground_truth/objects (DetectedObjects), and of each camera /CAM_X/image_rect_compressed (or as it
+came: image_rect, image_raw, image_raw/compressed) with its calibration /CAM_X/camera_info.
 """
 
 from __future__ import annotations
@@ -17,6 +18,7 @@ HELP = "write a simulated drive, nuScenes or KITTI as a rosbag2"
 EXAMPLES = """\
 examples:
   drivert convert --sim my_bag --sim-seed 7 --duration 10
+  drivert convert --sim my_bag --cameras      six images 10 times a second, too
   drivert convert --nuscenes /data/nuscenes my_bag --version v1.0-mini
   drivert convert --kitti /data/kitti my_bag
 """

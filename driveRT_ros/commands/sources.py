@@ -43,6 +43,9 @@ def add_source_arguments(parser: argparse.ArgumentParser, *, bag: bool, required
         "--duration", type=float, default=2.0, metavar="S", help="simulated seconds (default: 2)"
     )
     group.add_argument(
+        "--cameras", action="store_true", help="simulate the images of six cameras, too"
+    )
+    group.add_argument(
         "--version",
         dest="nuscenes_version",
         default="",
@@ -97,6 +100,10 @@ def write_source_bag(args: argparse.Namespace, path: Path, frames: int = 0) -> i
 
 
 def _open_source(args: argparse.Namespace, name: str) -> tuple[Iterable[SceneFrame], int | None]:
+    if args.cameras and name != "sim":
+        raise ConfigError(
+            f"Option --cameras is for simulated drives; {name} brings the images that it has."
+        )
     if name == "nuscenes":
         from driveRT_ros.io.nuscenes import NuScenes
 
@@ -111,4 +118,6 @@ def _open_source(args: argparse.Namespace, name: str) -> tuple[Iterable[SceneFra
     base = SimConfig.from_yaml(args.sim_config) if args.sim_config else SimConfig()
     sweeps = max(1, round(args.duration * base.rate_hz))
     values = base.to_dict() | {"seed": args.sim_seed, "num_sweeps": sweeps}
+    if args.cameras:
+        values["cameras"] = values["cameras"] | {"enabled": True}
     return simulate(SimConfig.from_dict(values)), sweeps

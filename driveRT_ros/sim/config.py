@@ -1,4 +1,4 @@
-"""Parameters of the simulator: sensor, road, traffic and scenery, with units and ranges.
+"""Parameters of the simulator: sensors, road, traffic and scenery, with units and ranges.
 
 Defaults of the sensor were measured on real nuScenes LIDAR_TOP sweeps: the median elevation of
 each ring (points beyond 4 m) equals k * 1.3333 - 30.6667 degrees within 0.05 for the rings that
@@ -10,7 +10,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from driveRT_ros.core.errors import ConfigError
 from driveRT_ros.core.schema import Config, group, param
+from driveRT_ros.sim.rig import NAMES
 
 
 @dataclass(frozen=True)
@@ -57,6 +59,31 @@ class LidarSensorConfig(Config):
         "beams x azimuths points.",
     )
     self_returns: bool = param(True, "The roof and the bonnet of the own vehicle are seen.")
+
+
+@dataclass(frozen=True)
+class CameraRigConfig(Config):
+    """Six cameras around the vehicle, as nuScenes mounts them (:mod:`driveRT_ros.sim.rig`)."""
+
+    enabled: bool = param(False, "Render images.")
+    names: tuple[str, ...] = param(NAMES, "Cameras to render.")
+    every_nth_sweep: int = param(2, "Sweeps from image to image.", ge=1, le=1000)
+    scale: float = param(
+        1.0, "Image size against 1600 x 900; the intrinsics follow.", ge=0.05, le=1.0
+    )
+    jpeg_quality: int = param(
+        90, "Quality of the JPEG files; 0 keeps the pixels instead.", ge=0, le=100
+    )
+    max_range_m: float = param(110.0, "Nothing is drawn beyond.", unit="m", ge=5.0, le=120.0)
+
+    def check(self) -> None:
+        """Refuse cameras that the rig does not have, and repeated ones."""
+        unknown = [name for name in self.names if name not in NAMES]
+        if unknown or len(set(self.names)) != len(self.names):
+            raise ConfigError(
+                f"Parameter 'names' must hold each camera once, out of {', '.join(NAMES)}; got "
+                f"{list(self.names)}."
+            )
 
 
 @dataclass(frozen=True)
@@ -124,6 +151,7 @@ class SimConfig(Config):
         1, "Objects with fewer LiDAR points are not annotated.", ge=0, le=1000
     )
     lidar: LidarSensorConfig = group(LidarSensorConfig)
+    cameras: CameraRigConfig = group(CameraRigConfig)
     road: RoadConfig = group(RoadConfig)
     traffic: TrafficConfig = group(TrafficConfig)
     scenery: SceneryConfig = group(SceneryConfig)

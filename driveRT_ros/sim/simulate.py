@@ -8,6 +8,7 @@ import numpy as np
 import torch
 
 from driveRT_ros.core.frame import Detections, SceneFrame
+from driveRT_ros.sim.cameras import Cameras
 from driveRT_ros.sim.config import SimConfig
 from driveRT_ros.sim.lidar import Lidar, Sweep
 from driveRT_ros.sim.streams import SWEEP, stream
@@ -28,20 +29,24 @@ def simulate(config: SimConfig) -> Iterator[SceneFrame]:
     Yields:
         Frames whose points are given in the LiDAR frame at their stamp (``time_lag_s`` is 0) and
         whose boxes are in that frame too. Velocities are those of the objects in the world,
-        turned into the axes of the LiDAR; the motion of the own vehicle is not subtracted.
+        turned into the axes of the LiDAR; the motion of the own vehicle is not subtracted. Images
+        are there where ``config.cameras`` asks for them; they change nothing else.
     """
-    lidar = Lidar(World(config))
+    world = World(config)
+    lidar, cameras = Lidar(world), Cameras(world)
     for index in range(config.num_sweeps):
-        yield frame_of(lidar, index, lidar.sweep(index, stream(config.seed, SWEEP, index)))
+        sweep = lidar.sweep(index, stream(config.seed, SWEEP, index))
+        yield frame_of(lidar, index, sweep, cameras)
 
 
-def frame_of(lidar: Lidar, index: int, sweep: Sweep) -> SceneFrame:
-    """Return the frame of one sweep with its pose and ground truth."""
+def frame_of(lidar: Lidar, index: int, sweep: Sweep, cameras: Cameras | None = None) -> SceneFrame:
+    """Return the frame of one sweep with its pose, ground truth and images, if it has some."""
     world = lidar.world
     time_s = (sweep.points.stamp_ns - world.config.start_time_ns) * 1e-9
     T_world_ego = world.T_world_ego(np.array([time_s]))[0]
     truth = _ground_truth(world, time_s, T_world_ego @ lidar.T_ego_lidar, sweep)
-    return SceneFrame(sweep.points, T_world_ego, lidar.T_ego_lidar, truth)
+    images = cameras.frames(index) if cameras is not None and cameras.wants(index) else ()
+    return SceneFrame(sweep.points, T_world_ego, lidar.T_ego_lidar, truth, images)
 
 
 def _ground_truth(

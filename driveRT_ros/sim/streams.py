@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-ROAD, STYLE, CELL, FLOW, SLOT, SWEEP, EGO = range(7)
+ROAD, STYLE, CELL, FLOW, SLOT, SWEEP, EGO, CAMERA = range(8)
 """First key of a stream: which part of the world draws from it."""
 
 _OFFSET = 1 << 24  # keys of cells behind the start are negative; a seed sequence takes none

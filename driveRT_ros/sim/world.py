@@ -16,8 +16,8 @@ from driveRT_ros.sim.solids import join
 from driveRT_ros.sim.style import Style
 from driveRT_ros.sim.traffic import Traffic, ego_progress
 
-_LANE_MARK_HALF_M = 0.08
-_DASH_M, _DASH_PERIOD_M = 3.0, 9.0
+LANE_MARK_HALF_M = 0.08
+DASH_M, DASH_PERIOD_M = 3.0, 9.0
 
 
 @dataclass(frozen=True)
@@ -130,9 +130,9 @@ class World:
         return raised * self.road.config.kerb_height_m, material
 
     def _marked(self, s: np.ndarray, out: np.ndarray) -> np.ndarray:
-        road, half = self.road, _LANE_MARK_HALF_M
+        road, half = self.road, LANE_MARK_HALF_M
         solid_line = (np.abs(out - 0.12) < half) | (np.abs(out - road.lane_edge_m) < half)
         lanes = out / road.config.lane_width_m
         across = np.abs(lanes - np.round(lanes)) * road.config.lane_width_m < half
         dashed = across & (out < road.lane_edge_m - 1.0) & (out > 1.0)
-        return solid_line | (dashed & (np.mod(s, _DASH_PERIOD_M) < _DASH_M))
+        return solid_line | (dashed & (np.mod(s, DASH_PERIOD_M) < DASH_M))
