@@ -6,6 +6,7 @@ interest and the order in which both apply.
 
 from __future__ import annotations
 
+import dataclasses
 import hashlib
 from dataclasses import dataclass
 from functools import cached_property
@@ -17,7 +18,7 @@ import numpy.typing as npt
 
 from driveRT_ros.core.errors import InvalidFrame
 from driveRT_ros.core.frame import CameraFrame
-from driveRT_ros.io.image import MAX_SIDE_PX, Pixels, check_size
+from driveRT_ros.io.image import MAX_SIDE_PX, Pixels, check_size, with_pixels
 
 Matrix = npt.NDArray[np.float64]
 
@@ -67,6 +68,14 @@ class CameraIntrinsics:
         """Whether the published image already is the undistorted one."""
         straight = not self.D.size and np.array_equal(self.R, np.eye(3))
         return straight and np.array_equal(self.K, self.K_rect)
+
+
+def is_distorted(D: Matrix, distortion_model: str) -> bool:
+    """Tell whether coefficients bend rays at all.
+
+    Those of a fisheye do even where they are zero: it maps angles and not tangents.
+    """
+    return bool(D.any()) or (distortion_model == "equidistant" and D.size > 0)
 
 
 def is_rectified_topic(topic: str) -> bool:
@@ -208,6 +217,29 @@ def pinhole_frame(
     )
 
 
+def undistorted(frame: CameraFrame, undistorter: Undistorter) -> CameraFrame:
+    """Return a frame with pixels and without distortion; itself where there is nothing to undo.
+
+    Args:
+        frame: Of a data set, a bag or the simulator.
+        undistorter: The one of this camera.
+
+    Raises:
+        InvalidFrame: If its bytes cannot be decoded, or have another size than it says.
+    """
+    frame = with_pixels(frame)
+    if not is_distorted(frame.D, frame.distortion_model) or frame.image is None:
+        return frame
+    K = np.asarray(frame.K, np.float64)
+    intrinsics = CameraIntrinsics(
+        frame.frame_id, frame.size_wh, K, frame.D, frame.distortion_model, np.eye(3), K
+    )
+    image = undistorter.apply(frame.image, intrinsics)
+    return dataclasses.replace(
+        frame, image=image, encoded=None, format="", D=np.zeros(0), distortion_model="plumb_bob"
+    )
+
+
 def _window(info: Any) -> tuple[int, int, int, int]:
     """Return x, y, width, height of the part of the sensor that is published."""
     width, height, roi = int(info.width), int(info.height), info.roi
@@ -245,9 +277,7 @@ def _distortion(info: Any) -> Matrix:
         raise _fault(info, f"has unusable coefficients for '{model}'", "d", D.tolist(),
                      f"{' or '.join(map(str, lengths))} finite numbers, or none",
                      "distortion")  # fmt: skip
-    # Zero coefficients of a fisheye model still bend: it maps angles, not tangents.
-    bends = D.any() or (model == "equidistant" and D.size == 4)
-    return D if bends else np.zeros(0)
+    return D if is_distorted(D, model) else np.zeros(0)
 
 
 def _rectification(info: Any, K: Matrix) -> tuple[Matrix, Matrix]:

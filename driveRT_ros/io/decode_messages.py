@@ -10,6 +10,8 @@ import torch
 
 from driveRT_ros.core.boxes import quat_xyzw_to_yaw, rotate_xy
 from driveRT_ros.core.frame import NUSCENES_CLASSES, CameraFrame, Detections
+from driveRT_ros.io.camera import decode_camera_info
+from driveRT_ros.io.image import check_size, decode_image
 from driveRT_ros.io.messages import stamp_ns_of
 
 AUTOWARE_CLASSES = (
@@ -113,27 +115,42 @@ def _boxes(
     return boxes.float()
 
 
-def decode_camera(info: Any, image: Any | None, name: str, T_ego_camera: np.ndarray) -> CameraFrame:
-    """Return a camera frame of a CameraInfo and, where there is one, its CompressedImage.
+def decode_camera(
+    info: Any, image: Any | None, name: str, T_ego_camera: np.ndarray, *, rectified: bool = False
+) -> CameraFrame:
+    """Return a camera frame of a CameraInfo and, where there is one, its image.
 
     Args:
         info: sensor_msgs/msg/CameraInfo.
-        image: sensor_msgs/msg/CompressedImage of the same stamp.
+        image: sensor_msgs/msg/CompressedImage, kept as it is, or Image, decoded.
         name: Camera name.
-        T_ego_camera: (4, 4) camera to ego frame.
+        T_ego_camera: (4, 4) frame of the camera to ego.
+        rectified: The image is undistorted already.
+
+    Raises:
+        InvalidFrame: If the calibration or a raw image cannot be used.
     """
     header = info.header if image is None else image.header
-    kind = "" if image is None else image.format.lower()
+    intrinsics = decode_camera_info(info, rectified=rectified)
+    T_ego_pixels = T_ego_camera.copy()
+    T_ego_pixels[:3, :3] = T_ego_camera[:3, :3] @ intrinsics.R  # the frame is the rectified one
+    pixels, encoded, kind = None, None, ""
+    if hasattr(image, "encoding"):
+        pixels = decode_image(image)
+        check_size(pixels, intrinsics.size_wh, name)
+    elif image is not None:
+        encoded = bytes(memoryview(image.data))
+        kind = "png" if "png" in image.format.lower() else "jpeg"
     return CameraFrame(
         name=name,
         stamp_ns=stamp_ns_of(header.stamp),
         frame_id=header.frame_id,
-        image=None,
-        encoded=None if image is None else bytes(memoryview(image.data)),
-        format="png" if "png" in kind else "jpeg" if image is not None else "",
-        K=np.array(info.k, np.float64).reshape(3, 3),
-        D=np.array(info.d, np.float64),
-        distortion_model=info.distortion_model,
-        size_wh=(int(info.width), int(info.height)),
-        T_ego_camera=T_ego_camera,
+        image=pixels,
+        encoded=encoded,
+        format=kind,
+        K=intrinsics.K,
+        D=intrinsics.D,
+        distortion_model=intrinsics.distortion_model,
+        size_wh=intrinsics.size_wh,
+        T_ego_camera=T_ego_pixels,
     )

@@ -35,6 +35,7 @@ __all__ = [
     "encode_columns",
     "encode_compressed_image",
     "encode_detections",
+    "encode_image",
     "encode_objects",
     "encode_pointcloud",
     "encode_transforms",
@@ -286,4 +287,27 @@ def encode_compressed_image(camera: CameraFrame, types: Types) -> Any:
         data=np.empty(0, np.uint8),
     )
     set_bytes(message, array.array("B", camera.encoded))
+    return message
+
+
+def encode_image(camera: CameraFrame, types: Types) -> Any:
+    """Return a sensor_msgs/msg/Image with encoding ``rgb8``.
+
+    Args:
+        camera: A frame whose ``image`` is set.
+        types: Message classes.
+    """
+    if camera.image is None:
+        raise ValueError(f"Camera '{camera.name}' has no pixels; decode it first.")
+    height, width = camera.image.shape[:2]
+    message = types("sensor_msgs/msg/Image")(
+        header=make_header(camera.stamp_ns, camera.frame_id, types),
+        height=height,
+        width=width,
+        encoding="rgb8",
+        is_bigendian=0,
+        step=3 * width,
+        data=np.empty(0, np.uint8),
+    )
+    set_bytes(message, array.array("B", camera.image.tobytes()))
     return message

@@ -5,7 +5,7 @@ from __future__ import annotations
 import bisect
 import dataclasses
 import logging
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +17,14 @@ from driveRT_ros.core.frame import CameraFrame, Detections, PointBatch, SceneFra
 from driveRT_ros.io import encode
 from driveRT_ros.io.bag import BagReader, BagWriter
 from driveRT_ros.io.bag_poses import BagPoses
+from driveRT_ros.io.camera import is_rectified_topic
+from driveRT_ros.io.camera_topics import (
+    CAMERA_INFO,
+    INFO_SUFFIX,
+    camera_topics,
+    image_topic,
+    info_topic,
+)
 from driveRT_ros.io.decode_messages import decode_camera, decode_detections, decode_objects
 from driveRT_ros.io.messages import stamp_ns_of
 from driveRT_ros.io.pointcloud import decode
@@ -30,8 +38,6 @@ TF, TF_STATIC, TF_MESSAGE = "/tf", "/tf_static", "tf2_msgs/msg/TFMessage"
 CLOUD_TOPIC, POINT_CLOUD = "/LIDAR_TOP", "sensor_msgs/msg/PointCloud2"
 TRUTH_BOXES, DETECTIONS = "/ground_truth/detections", "vision_msgs/msg/Detection3DArray"
 TRUTH_OBJECTS, OBJECTS = "/ground_truth/objects", "autoware_perception_msgs/msg/DetectedObjects"
-IMAGE_SUFFIX, IMAGE = "/image_rect_compressed", "sensor_msgs/msg/CompressedImage"
-INFO_SUFFIX, INFO = "/camera_info", "sensor_msgs/msg/CameraInfo"
 
 
 def write_scene_bag(
@@ -46,7 +52,9 @@ def write_scene_bag(
 
     Topics: ``/LIDAR_TOP``, ``/tf`` (map to base_link, where the pose is known), ``/tf_static``
     (base_link to each sensor, latched), ``/ground_truth/detections`` and ``/ground_truth/objects``
-    (the same boxes, with velocity) where a frame is annotated, and two topics a camera.
+    (the same boxes, with velocity) where a frame is annotated, and two topics a camera:
+    ``/CAM_X/camera_info`` and ``/CAM_X/image_rect_compressed`` (``image_rect`` where it is not
+    compressed, ``image_raw/compressed`` or ``image_raw`` where it is distorted).
 
     Args:
         frames: In order of time.
@@ -97,10 +105,13 @@ def _frame_messages(frame: SceneFrame) -> Iterator[_Outgoing]:
     stamp_ns, frame_id = points.stamp_ns, points.frame_id
     for camera in frame.cameras:
         info = encode.encode_camera_info(camera, message_type)
-        yield camera.stamp_ns, f"/{camera.name}{INFO_SUFFIX}", INFO, info
+        yield camera.stamp_ns, f"/{camera.name}{INFO_SUFFIX}", CAMERA_INFO, info
+        topic, kind = image_topic(camera)
         if camera.encoded is not None:
             image = encode.encode_compressed_image(camera, message_type)
-            yield camera.stamp_ns, f"/{camera.name}{IMAGE_SUFFIX}", IMAGE, image
+            yield camera.stamp_ns, topic, kind, image
+        elif camera.image is not None:
+            yield camera.stamp_ns, topic, kind, encode.encode_image(camera, message_type)
     if frame.T_world_ego is not None:
         moved = [(stamp_ns, WORLD, EGO, frame.T_world_ego)]
         yield stamp_ns, TF, TF_MESSAGE, encode.encode_transforms(moved, message_type)
@@ -123,7 +134,8 @@ def read_scene_frames(
     """Yield the frames of a bag, one a cloud, in order of log time.
 
     A cloud takes the ground truth with its stamp, and of every camera the newest image after the
-    cloud before and not after itself. A cloud that cannot be decoded is skipped with a warning.
+    cloud before and not after itself. A cloud that cannot be decoded is skipped with a warning, and
+    so is an image without usable calibration.
 
     Args:
         path: A rosbag2, written here or recorded elsewhere.
@@ -140,10 +152,11 @@ def read_scene_frames(
             reader.topics, cloud_topic, bag=str(path), type_name=POINT_CLOUD, option="cloud_topic"
         )
         poses = _read_poses(reader)
-        images = reader.topics_of_type(IMAGE)
-        infos = [t for t in map(_info_topic, images) if t in reader.topics]
+        cameras = camera_topics(reader.topics)
+        images = list(cameras.values())
+        infos = [info_topic(topic) for topic in images]
         truths = [t for t in (TRUTH_BOXES, TRUTH_OBJECTS) if t in reader.topics]
-        assembler = _Assembler(poses, world_frame, ego_frame)
+        assembler = _Assembler(poses, world_frame, ego_frame, cameras)
         cloud: PointBatch | None = None
         for message in reader.messages([cloud_topic, *images, *infos, *truths]):
             content = message.deserialize()
@@ -165,10 +178,6 @@ def _decoded(message: Any, config: InputConfig | None) -> PointBatch | None:
         return None
 
 
-def _info_topic(image_topic: str) -> str:
-    return image_topic.rsplit("/", 1)[0] + INFO_SUFFIX
-
-
 def _read_poses(reader: BagReader) -> BagPoses:
     """Read /tf_static wherever it is in the bag, and all of /tf."""
     poses = BagPoses()
@@ -181,13 +190,16 @@ def _read_poses(reader: BagReader) -> BagPoses:
 class _Assembler:
     """Messages of the current moment, and what belongs to a cloud among them."""
 
-    def __init__(self, poses: BagPoses, world_frame: str, ego_frame: str) -> None:
+    def __init__(
+        self, poses: BagPoses, world_frame: str, ego_frame: str, cameras: Mapping[str, str]
+    ) -> None:
         self._poses, self._world, self._ego = poses, world_frame, ego_frame
+        self._cameras_by_topic = {topic: name for name, topic in sorted(cameras.items())}
         self._truth: dict[tuple[str, int], Any] = {}
         self._images: dict[str, list[Any]] = {}
         self._infos: dict[str, Any] = {}
         self._before_ns = -1
-        self._unplaced: set[str] = set()
+        self._warned: set[tuple[str, str]] = set()
 
     def keep(self, topic: str, message: Any) -> None:
         if topic in (TRUTH_BOXES, TRUTH_OBJECTS):
@@ -229,21 +241,32 @@ class _Assembler:
         return dataclasses.replace(truth, boxes=both)
 
     def _cameras(self, stamp_ns: int) -> Iterator[CameraFrame]:
-        for topic in sorted(self._images):
-            images = sorted(self._images[topic], key=lambda m: stamp_ns_of(m.header.stamp))
-            stamps_ns = [stamp_ns_of(m.header.stamp) for m in images]
-            count = bisect.bisect_right(stamps_ns, stamp_ns)
-            self._images[topic] = images[count:]
-            info = self._infos.get(_info_topic(topic))
-            if count == 0 or info is None or stamps_ns[count - 1] <= self._before_ns:
+        for topic, name in self._cameras_by_topic.items():
+            image, info = self._newest_image(topic, stamp_ns), self._infos.get(info_topic(topic))
+            if image is None or info is None:
                 continue
-            image = images[count - 1]
-            frame_id = image.header.frame_id
-            T_ego_camera = self._poses.lookup(self._ego, frame_id, stamp_ns)
+            image_ns, frame_id = stamp_ns_of(image.header.stamp), image.header.frame_id
+            T_ego_camera = self._poses.lookup(self._ego, frame_id, image_ns)
             if T_ego_camera is None:
-                if topic not in self._unplaced:
-                    self._unplaced.add(topic)
-                    _log.warning("'%s' is left out: no transform to '%s'.", topic, self._ego)
+                self._warn_once(topic, "transform", f"no transform to '{self._ego}' at its stamp.")
                 continue
-            name = topic.strip("/").split("/")[0]
-            yield decode_camera(info, image, name, T_ego_camera)
+            rectified = is_rectified_topic(topic)
+            try:
+                yield decode_camera(info, image, name, T_ego_camera, rectified=rectified)
+            except InvalidFrame as error:
+                self._warn_once(topic, error.code, str(error))
+
+    def _newest_image(self, topic: str, stamp_ns: int) -> Any | None:
+        """Return the newest image after the cloud before and not after this one."""
+        images = sorted(self._images.get(topic, []), key=lambda m: stamp_ns_of(m.header.stamp))
+        stamps_ns = [stamp_ns_of(m.header.stamp) for m in images]
+        count = bisect.bisect_right(stamps_ns, stamp_ns)
+        self._images[topic] = images[count:]
+        if count == 0 or stamps_ns[count - 1] <= self._before_ns:
+            return None
+        return images[count - 1]
+
+    def _warn_once(self, topic: str, code: str, reason: str) -> None:
+        if (topic, code) not in self._warned:
+            self._warned.add((topic, code))
+            _log.warning("'%s' is left out: %s", topic, reason)
