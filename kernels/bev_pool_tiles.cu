@@ -166,6 +166,9 @@ __device__ __forceinline__ uint4 load_weights(const PoolTiles& p, u32 place, con
 extern "C" __global__ void __launch_bounds__(32 * WARPS, MIN_BLOCKS) pool_tiles(const PoolTiles p) {
     const int lane = threadIdx.x % 32, warp = threadIdx.x / 32, wk = warp / WARPS_C, wc = warp % WARPS_C;
     const int first = __ldg(p.tile_steps + 2 * blockIdx.x), steps = __ldg(p.tile_steps + 2 * blockIdx.x + 1);
+    int cell[2];  // asked for early, used late
+#pragma unroll
+    for (int half = 0; half < 2; ++half) cell[half] = __ldg(p.tile_cells + blockIdx.x * 16 + lane / 4 + 8 * half);
     float sum[PARTS][4] = {};
 
     if constexpr (WARPS_C == 1) {
@@ -193,28 +196,42 @@ extern "C" __global__ void __launch_bounds__(32 * WARPS, MIN_BLOCKS) pool_tiles(
         }
     } else {
         // Every warp makes the weights of one step of a round, and uses those of WARPS_C of them.
+        // Features of the first are on their way meanwhile: as many as fit 32 registers.
+        constexpr int FIT = 8 / WORDS < 1 ? 1 : 8 / WORDS, AHEAD = FIT < WARPS_C ? FIT : WARPS_C;
         __shared__ uint4 shared_weights[2 * WARPS * 32];
         for (int begin = 0, buffer = 0; begin < steps; begin += WARPS, buffer ^= 1) {
             uint4* round = shared_weights + buffer * WARPS * 32;
-            Rows rows;
-            if (begin + wk < steps) load_rows(p, rows, __ldg(p.step_place + first + begin + wk), wc * WARP_CHANNELS, lane);
-            if (begin + warp < steps) {
-                const int s = first + begin + warp;
-                round[warp * 32 + lane] =
-                    load_weights(p, __ldg(p.step_place + s), __ldg(p.entries + static_cast<u64>(s) * 32 + lane), lane);
-            }
-            __syncthreads();
-            for (int s = wk; s < WARPS && begin + s < steps; s += WARPS_K) {
-                const uint4 w = round[s * 32 + lane];
-                const u32 weights[4] = {w.x, w.y, w.z, w.w};
-                if (s > wk) load_rows(p, rows, __ldg(p.step_place + first + begin + s), wc * WARP_CHANNELS, lane);
-                multiply_groups<0, 0>(sum, weights, rows);
+            for (int part = 0; part < WARPS_C; part += AHEAD) {
+                Rows rows[AHEAD];
+#pragma unroll
+                for (int i = 0; i < AHEAD; ++i) {
+                    const int s = begin + wk + (part + i) * WARPS_K;
+                    if (part + i < WARPS_C && s < steps)
+                        load_rows(p, rows[i], __ldg(p.step_place + first + s), wc * WARP_CHANNELS, lane);
+                }
+                if (part == 0) {
+                    if (begin + warp < steps) {
+                        const int s = first + begin + warp;
+                        const uint4 entries = __ldg(p.entries + static_cast<u64>(s) * 32 + lane);
+                        round[warp * 32 + lane] = load_weights(p, __ldg(p.step_place + s), entries, lane);
+                    }
+                    __syncthreads();
+                }
+#pragma unroll
+                for (int i = 0; i < AHEAD; ++i) {
+                    const int s = wk + (part + i) * WARPS_K;
+                    if (part + i < WARPS_C && begin + s < steps) {
+                        const uint4 w = round[s * 32 + lane];
+                        const u32 weights[4] = {w.x, w.y, w.z, w.w};
+                        multiply_groups<0, 0>(sum, weights, rows[i]);
+                    }
+                }
             }
         }
     }
 
     if constexpr (WARPS_K > 1) {
-        __shared__ float shared_part[(WARPS_K - 1) * WARPS_C * PARTS * 4 * 32];
+        __shared__ float shared_part[(WARPS_K > 1 ? WARPS_K - 1 : 1) * WARPS_C * PARTS * 128];
         if (steps > 1) {  // the same for the whole block
             if (wk > 0 && wk < steps) {
                 float* part = shared_part + ((wk - 1) * WARPS_C + wc) * PARTS * 128 + lane;
@@ -233,8 +250,7 @@ extern "C" __global__ void __launch_bounds__(32 * WARPS, MIN_BLOCKS) pool_tiles(
     }
 #pragma unroll
     for (int half = 0; half < 2; ++half) {
-        const int cell = __ldg(p.tile_cells + blockIdx.x * 16 + lane / 4 + 8 * half);
-        if (cell >= 0)
-            store_groups<0>(p, sum, (static_cast<u64>(blockIdx.y) * p.cells + cell) * CHANNELS + wc * WARP_CHANNELS, half, lane % 4);
+        const u64 row = static_cast<u64>(blockIdx.y) * p.cells + cell[half];
+        if (cell[half] >= 0) store_groups<0>(p, sum, row * CHANNELS + wc * WARP_CHANNELS, half, lane % 4);
     }
 }
