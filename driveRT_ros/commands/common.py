@@ -7,9 +7,9 @@ import importlib.util
 import re
 import shutil
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import yaml
 from rich.console import Console
@@ -23,10 +23,13 @@ from rich.progress import (
 )
 
 from driveRT_ros.core.errors import ConfigError
+from driveRT_ros.core.schema import Config
 from driveRT_ros.nodes.processes import NodeProcess, Supervisor
 
 if TYPE_CHECKING:
     from driveRT_ros.core.config import LidarConfig
+
+C = TypeVar("C", bound=Config)
 
 console = Console(highlight=False, soft_wrap=True)
 
@@ -128,14 +131,36 @@ def detector_config(
     """
     from driveRT_ros.core.config import LidarConfig
 
-    base = LidarConfig.from_yaml(args.config) if args.config else LidarConfig()
-    values = {p.name: config_value(base, p.name) for p in LidarConfig.parameters()}
+    return config_from(LidarConfig, args.config, args.checkpoint, args.set, forced)
+
+
+def config_from(
+    kind: type[C],
+    file: str | None,
+    checkpoint: str | None,
+    single: Sequence[str],
+    forced: Mapping[str, Any] | None = None,
+) -> C:
+    """Return parameters: defaults, then a file, then ``forced``, then single options.
+
+    Args:
+        kind: Class of the configuration.
+        file: Parameter file, if any.
+        checkpoint: Weights, if any.
+        single: ``NAME=VALUE`` each.
+        forced: Dotted names that the command or the data needs.
+
+    Raises:
+        ConfigError: On an unknown name or a value that cannot be used.
+    """
+    base = kind.from_yaml(file) if file else kind()
+    values = {p.name: config_value(base, p.name) for p in kind.parameters()}
     values |= forced or {}
-    if args.checkpoint:
-        if not Path(args.checkpoint).is_file():
-            raise ConfigError(f"Checkpoint '{args.checkpoint}' does not exist.")
-        values["checkpoint_path"] = str(Path(args.checkpoint).resolve())
-    for entry in args.set:
+    if checkpoint:
+        if not Path(checkpoint).is_file():
+            raise ConfigError(f"Checkpoint '{checkpoint}' does not exist.")
+        values["checkpoint_path"] = str(Path(checkpoint).resolve())
+    for entry in single:
         name, equals, text = entry.partition("=")
         if not equals:
             raise ConfigError(f"Option --set takes NAME=VALUE, got '{entry}'.")
@@ -143,7 +168,7 @@ def detector_config(
             values[name.strip()] = yaml.safe_load(text)
         except yaml.YAMLError:
             raise ConfigError(f"Option --set '{entry}' has a value that is no YAML.") from None
-    return LidarConfig.from_dict(values)
+    return kind.from_dict(values)
 
 
 def config_value(config: Any, dotted: str) -> Any:
@@ -153,7 +178,7 @@ def config_value(config: Any, dotted: str) -> Any:
     return config
 
 
-def write_parameter_file(config: LidarConfig, path: Path) -> Path:
+def write_parameter_file(config: Config, path: Path) -> Path:
     """Write the parameters as ``ros2 run ... --params-file`` takes them.
 
     Args:
@@ -187,7 +212,7 @@ def progress() -> Progress:
     )
 
 
-_PLAYED = re.compile(r"(\d+) of (\d+) clouds")
+_PLAYED = re.compile(r"(\d+) of (\d+) (?:clouds|images)\b")
 
 
 def follow_clouds(supervisor: Supervisor, process: NodeProcess, label: str) -> None:

@@ -1,9 +1,10 @@
-"""Detect objects over real ROS 2 nodes and draw what they saw.
+"""Detect objects over real ROS 2 nodes, look through cameras, and draw what they saw.
 
 A scene is simulated (or a data set converted, or a bag given). A replay node plays it over DDS at
-sensor rate with /clock and transforms, a LiDAR node detects, a recorder keeps the results; each is
-a process of its own. The replay waits for the detector where that is slower than the sensor, so
-that no cloud is lost. At the end there are pictures, a latency table and the recorded bag.
+sensor rate with /clock and transforms, a LiDAR node detects, a camera node makes a bird's-eye view
+of the images where there are some, a recorder keeps the results; each is a process of its own. The
+replay waits for both where they are slower than the sensors, so that nothing is lost. At the end
+there are pictures, a latency table and the recorded bag.
 """
 
 from __future__ import annotations
@@ -11,10 +12,24 @@ from __future__ import annotations
 import argparse
 import os
 import time
+from collections.abc import Sequence
 from contextlib import ExitStack
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from driveRT_ros.commands.cameras import (
+    CAMERA_RECORDED,
+    DROPPED_SETS,
+    OCCUPANCY,
+    BagCameras,
+    CameraRecorded,
+    add_camera_arguments,
+    camera_config,
+    look_at_cameras,
+    read_camera_recorded,
+    show_camera_latency,
+    start_camera_node,
+)
 from driveRT_ros.commands.common import (
     DETECTIONS,
     LIDAR_NODE,
@@ -39,13 +54,15 @@ from driveRT_ros.nodes.process_env import node_command, node_environment, privat
 from driveRT_ros.nodes.processes import NodeProcess, ProcessFailed, Supervisor
 
 if TYPE_CHECKING:
+    from driveRT_ros.core.camera_config import CameraConfig
     from driveRT_ros.core.config import LidarConfig
 
-HELP = "simulate (or take data), detect over ROS 2 nodes, draw pictures"
+HELP = "simulate (or take data), run the nodes on it over ROS 2, draw pictures"
 EXAMPLES = """\
 examples:
   drivert demo
   drivert demo --sim-seed 7 --duration 3 --checkpoint voxelnext.safetensors
+  drivert demo --no-cameras
   drivert demo --bag my_bag --topic /points_raw --frames 20
   drivert demo --nuscenes /data/nuscenes --version v1.0-mini --frames 40
   drivert demo --kitti /data/kitti
@@ -53,6 +70,9 @@ examples:
 
 READY_S = 300.0
 """Loading weights and the first pass take this long at most, on the slowest machine."""
+
+CAMERA_DEFAULTS = {"every_nth_sweep": 5}
+"""Images four times a second keep the demo short on a small machine."""
 
 REPLAY_PARAMETERS = {"input.back_pressure": True, "input.reliability": "reliable"}
 """While a bag is played, every cloud counts."""
@@ -73,7 +93,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--record-all", action="store_true", help="record every topic, inputs and grids too"
     )
     add_detector_arguments(parser)
+    add_camera_arguments(parser)
     add_output_arguments(parser, "drivert_demo")
+    parser.set_defaults(camera_defaults=CAMERA_DEFAULTS)
 
 
 def execute(args: argparse.Namespace) -> int:
@@ -82,6 +104,7 @@ def execute(args: argparse.Namespace) -> int:
     from driveRT_ros.commands import results
 
     begin, source = time.monotonic(), source_name(args)
+    args.cameras = source == "sim" and not args.no_cameras
     forced = REPLAY_PARAMETERS | (KITTI_PARAMETERS if source == "kitti" else {})
     config = detector_config(args, forced)
     bag, topic, clouds = results.look_at_bag(args.bag, args.topic) if args.bag else ("", "", 0)
@@ -92,19 +115,34 @@ def execute(args: argparse.Namespace) -> int:
         bag, topic, clouds = results.look_at_bag(bag, args.topic)
     clouds = min(clouds, args.frames or clouds)
     recorded_path = out / "output_bag"
-    _run_nodes(args, config, bag, topic, out, recorded_path)
+    cameras = None if args.no_cameras else look_at_cameras(bag)
+    _run_nodes(args, config, bag, topic, cameras, out, recorded_path)
     recorded = results.read_recorded(recorded_path)
+    seen = read_camera_recorded(recorded_path) if cameras else CameraRecorded()
     title = {"sim": f"simulated, seed {args.sim_seed}"}.get(source, Path(bag).name)
-    files = results.draw_pictures(bag, topic, recorded, config, out / "pictures", title=title)
+    files = results.draw_pictures(
+        bag, topic, recorded, config, out / "pictures", title=title, seen=seen
+    )
     results.show_latency(recorded, out)
-    return results.report(
+    if cameras:
+        show_camera_latency(seen, out / "camera_latency.json")
+        console.print(f"{len(seen.stamps_ns)} sets of images of {len(seen.cameras)} cameras.")
+    code = results.report(
         recorded, clouds, out, bag=bag, files=files, seconds=time.monotonic() - begin
     )
+    return code or int(cameras is not None and not seen.stamps_ns)
 
 
 def _run_nodes(
-    args: argparse.Namespace, config: LidarConfig, bag: str, topic: str, out: Path, recorded: Path
+    args: argparse.Namespace,
+    config: LidarConfig,
+    bag: str,
+    topic: str,
+    cameras: BagCameras | None,
+    out: Path,
+    recorded: Path,
 ) -> None:
+    camera_settings = camera_settings_of(args, cameras) if cameras else None
     with ExitStack() as stack:
         domain = None
         if "ROS_DOMAIN_ID" not in os.environ:
@@ -119,8 +157,13 @@ def _run_nodes(
                 remaps={"~/input/pointcloud": topic},
             ),
         )
-        recorder = start_recorder(supervisor, recorded, record_all=args.record_all)
-        with console.status("starting the LiDAR node"):
+        if cameras and camera_settings:
+            camera = start_camera_node(supervisor, camera_settings, cameras, out)
+            with console.status("starting the camera node"):
+                supervisor.wait_for_line(camera, "Active", READY_S)
+        topics = (*RECORDED, *CAMERA_RECORDED) if cameras else RECORDED
+        recorder = start_recorder(supervisor, recorded, topics, record_all=args.record_all)
+        with console.status("starting the recorder"):
             supervisor.wait_for_line(recorder, "Recording", READY_S)
         replay = supervisor.start(
             "replay_node",
@@ -134,6 +177,8 @@ def _run_nodes(
                     "min_subscribers": 2 if args.record_all else 1,
                     "lockstep_topic": DETECTIONS,
                     "lockstep_dropped_topic": dropped_topic(DETECTIONS),
+                    "lockstep_images_topic": OCCUPANCY if cameras else "",
+                    "lockstep_images_dropped_topic": DROPPED_SETS if cameras else "",
                 },
             ),
         )
@@ -142,11 +187,19 @@ def _run_nodes(
         stop_recording(supervisor)
 
 
-def start_recorder(supervisor: Supervisor, path: Path, *, record_all: bool = False) -> NodeProcess:
+def camera_settings_of(args: argparse.Namespace, cameras: BagCameras) -> CameraConfig:
+    """Return the parameters of the camera node of a demo."""
+    options = args.camera_config, args.camera_checkpoint, args.camera_set
+    return camera_config(cameras, *options, REPLAY_PARAMETERS)
+
+
+def start_recorder(
+    supervisor: Supervisor, path: Path, topics: Sequence[str], *, record_all: bool = False
+) -> NodeProcess:
     """Start a recorder of the results, in simulated time."""
     params = {
         "bag_path": str(path),
-        "topics": [RECORDED[0], "*"] if record_all else list(RECORDED),
+        "topics": [topics[0], "*"] if record_all else list(dict.fromkeys(topics)),
         "use_sim_time": True,
         "queue_depth": 10_000,  # a detector faster than this process must not lose anything
     }

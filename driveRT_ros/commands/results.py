@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -11,15 +11,19 @@ from typing import Any
 import numpy as np
 import torch
 
+from driveRT_ros.commands.cameras import CameraRecorded
 from driveRT_ros.commands.common import DETECTIONS, LIDAR_NODE, console, progress
 from driveRT_ros.core.bev_grid import build_bev_grid
 from driveRT_ros.core.boxes import VELOCITY
 from driveRT_ros.core.config import LidarConfig
 from driveRT_ros.core.errors import ConfigError, InvalidFrame
-from driveRT_ros.core.frame import Detections, SceneFrame
+from driveRT_ros.core.frame import CameraFrame, Detections, SceneFrame
 from driveRT_ros.io.animation import AnimationFiles, write_animation
 from driveRT_ros.io.bag import BagReader
+from driveRT_ros.io.bev_shapes import BACKGROUND
+from driveRT_ros.io.camera_panel import camera_panel
 from driveRT_ros.io.decode_messages import decode_detections, decode_objects
+from driveRT_ros.io.image import with_pixels
 from driveRT_ros.io.latency_table import print_latency, write_latency_json
 from driveRT_ros.io.messages import stamp_ns_of
 from driveRT_ros.io.pointcloud import decode
@@ -29,6 +33,7 @@ from driveRT_ros.io.topics import choose_topic
 
 _STAGE_PREFIX = f"/{LIDAR_NODE}/debug/processing_time/"
 _FPS = 10.0
+_GAP_PX = 12
 _OBJECTS = f"/{LIDAR_NODE}/output/objects"
 
 
@@ -91,7 +96,8 @@ def _with_velocity(found: Detections, objects: Detections | None) -> Detections:
 
 
 def _says_untrained(diagnostics: Any) -> bool:
-    return any(value.key == "weights" for s in diagnostics.status for value in s.values)
+    ours = (s for s in diagnostics.status if s.name.startswith(f"{LIDAR_NODE}:"))
+    return any(value.key == "weights" for status in ours for value in status.values)
 
 
 def show_latency(recorded: Recorded, out: Path) -> None:
@@ -117,7 +123,14 @@ def look_at_bag(path: str, topic: str) -> tuple[str, str, int]:
 
 
 def draw_pictures(
-    bag: str, topic: str, recorded: Recorded, config: LidarConfig, folder: Path, *, title: str
+    bag: str,
+    topic: str,
+    recorded: Recorded,
+    config: LidarConfig,
+    folder: Path,
+    *,
+    title: str,
+    seen: CameraRecorded,
 ) -> AnimationFiles:
     """Draw every cloud that was answered, with its boxes, as PNG files, GIF and MP4.
 
@@ -128,12 +141,13 @@ def draw_pictures(
         config: Range and grid.
         folder: Where the pictures go.
         title: First line of each picture.
+        seen: What the cameras saw, drawn beside the clouds where it holds something.
     """
 
     def counted() -> Iterator[np.ndarray]:
         with progress() as bar:
             task = bar.add_task("draw", total=len(recorded.detections))
-            for picture in _pictures(bag, topic, recorded, config, title):
+            for picture in _pictures(bag, topic, recorded, config, title, seen):
                 yield picture
                 bar.advance(task)
 
@@ -141,18 +155,25 @@ def draw_pictures(
 
 
 def _pictures(
-    bag: str, topic: str, recorded: Recorded, config: LidarConfig, title: str
+    bag: str,
+    topic: str,
+    recorded: Recorded,
+    config: LidarConfig,
+    title: str,
+    seen: CameraRecorded,
 ) -> Iterator[np.ndarray]:
     drawn = 0
+    images: dict[str, CameraFrame] = {}
     for frame in scene_frames(bag, topic, config):
         cloud, found = frame.points, recorded.detections.get(frame.points.stamp_ns)
+        images |= {camera.name: camera for camera in frame.cameras}
         if found is None:
             continue
         drawn += 1
         points = torch.from_numpy(
             np.column_stack([cloud.xyz, cloud.intensity, cloud.time_lag_s]).astype(np.float32)
         )
-        yield render_bev(
+        picture = render_bev(
             points,
             T_ego_lidar=frame.T_ego_lidar,
             detections=found,
@@ -164,6 +185,26 @@ def _pictures(
             latency_ms=recorded.frame_ms(drawn - 1),
             untrained=recorded.untrained,
         )
+        yield _with_cameras(picture, seen, images, cloud.stamp_ns) if seen.pictures else picture
+
+
+def _with_cameras(
+    picture: np.ndarray, seen: CameraRecorded, images: Mapping[str, CameraFrame], stamp_ns: int
+) -> np.ndarray:
+    """Put what the cameras saw last at the right of a picture."""
+    shown = [(name, _pixels_of(images.get(name))) for name in seen.cameras]
+    panel = camera_panel(
+        seen.picture_at(stamp_ns), shown, height_px=len(picture), untrained=seen.untrained
+    )
+    gap = np.full((len(picture), _GAP_PX, 3), BACKGROUND, np.uint8)
+    return np.concatenate([picture, gap, panel], axis=1)
+
+
+def _pixels_of(camera: CameraFrame | None) -> np.ndarray | None:
+    try:
+        return None if camera is None else with_pixels(camera).image
+    except InvalidFrame:
+        return None  # the camera node has counted and reported it
 
 
 def scene_frames(bag: str, topic: str, config: LidarConfig) -> Iterator[SceneFrame]:

@@ -1,6 +1,6 @@
-"""Detect offline in a bag, or live on topics.
+"""Detect offline in a bag, or live on topics; with --camera, look through cameras instead.
 
-With --bag one LiDAR node reads the bag itself, as fast as it can detect: nothing is lost, and the
+With --bag one node reads the bag itself, as fast as it can detect: nothing is lost, and the
 recorded detections are the same bytes at any speed. Without --bag the node listens until Ctrl-C.
 """
 
@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING
 
 from driveRT_ros.commands.common import (
     LIDAR_NODE,
+    RECORDED,
     add_detector_arguments,
     add_output_arguments,
     config_value,
@@ -39,6 +40,8 @@ examples:
   drivert run --bag my_bag
   drivert run --bag my_bag --topic /points_raw --out results --checkpoint voxelnext.safetensors
   drivert run --topic /sensing/lidar/pointcloud        live, until Ctrl-C
+  drivert run --camera --bag my_bag                    all cameras of the bag, with pictures
+  drivert run --camera --images /front/image_raw/compressed /back/image_raw/compressed
 """
 
 SUBSCRIBER_S = 20.0
@@ -50,7 +53,15 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--topic", default="", help="the point cloud topic; needed live, or if a bag has several"
     )
-    parser.add_argument("--frames", type=int, default=0, metavar="N", help="at most N clouds")
+    parser.add_argument(
+        "--camera", action="store_true", help="run the camera node instead of the LiDAR node"
+    )
+    parser.add_argument(
+        "--images", nargs="+", default=[], metavar="TOPIC", help="live image topics, with --camera"
+    )
+    parser.add_argument(
+        "--frames", type=int, default=0, metavar="N", help="at most N clouds, or N of each camera"
+    )
     parser.add_argument(
         "--record-all", action="store_true", help="record every output, grids and pictures too"
     )
@@ -61,6 +72,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def execute(args: argparse.Namespace) -> int:
     """Run ``drivert run``."""
     require_ros()
+    if args.camera:
+        from driveRT_ros.commands import run_cameras
+
+        return run_cameras.execute(args)
+    if args.images:
+        raise ConfigError("Option --images needs --camera.")
     if args.bag:
         return _offline(args)
     return _live(args, detector_config(args))
@@ -79,7 +96,7 @@ def _offline(args: argparse.Namespace) -> int:
         if "ROS_DOMAIN_ID" not in os.environ:
             domain = stack.enter_context(private_domain())
         supervisor = stack.enter_context(Supervisor(out / "logs", node_environment(domain)))
-        start_recorder(supervisor, out / "output_bag", record_all=args.record_all)
+        start_recorder(supervisor, out / "output_bag", RECORDED, record_all=args.record_all)
         node = supervisor.start(
             LIDAR_NODE,
             node_command(

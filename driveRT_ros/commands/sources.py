@@ -29,6 +29,7 @@ def add_source_arguments(parser: argparse.ArgumentParser, *, bag: bool, required
         bag: Offer ``--bag``.
         required: One source must be named; else the simulator is the default.
     """
+    parser.set_defaults(camera_defaults={})  # a command may ask for other images than the default
     group = parser.add_argument_group("source")
     one = group.add_mutually_exclusive_group(required=required)
     if required:
@@ -119,5 +120,6 @@ def _open_source(args: argparse.Namespace, name: str) -> tuple[Iterable[SceneFra
     sweeps = max(1, round(args.duration * base.rate_hz))
     values = base.to_dict() | {"seed": args.sim_seed, "num_sweeps": sweeps}
     if args.cameras:
-        values["cameras"] = values["cameras"] | {"enabled": True}
+        own_choice = {} if args.sim_config else args.camera_defaults
+        values["cameras"] = values["cameras"] | {"enabled": True} | own_choice
     return simulate(SimConfig.from_dict(values)), sweeps

@@ -257,10 +257,10 @@ def compose(canvas: Canvas, words: Sequence[Word], panel: Panel) -> Canvas:
     padded = np.full((len(panel.canvas), width, 3), shapes.BACKGROUND, np.uint8)
     padded[:height] = canvas
     moved = [word._replace(x=word.x + width) for word in panel.words]
-    return _write(np.concatenate([padded, panel.canvas], axis=1), [*words, *moved])
+    return write_words(np.concatenate([padded, panel.canvas], axis=1), [*words, *moved])
 
 
-def _write(canvas: Canvas, words: Sequence[Word]) -> Canvas:
+def write_words(canvas: Canvas, words: Sequence[Word]) -> Canvas:
     """Return the canvas with text on it, set in the face that Pillow carries (ASCII only)."""
     image = PilImage.fromarray(canvas)
     draw = ImageDraw.Draw(image)

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Collection, Iterable
 from typing import Protocol
 
 from driveRT_ros.core.errors import ConfigError, InvalidFrame
-from driveRT_ros.nodes.lockstep import Lockstep
+from driveRT_ros.nodes.lockstep import Lockstep, SetLockstep
 from driveRT_ros.nodes.pacing import Pacer
 from driveRT_ros.nodes.replay_config import TF_STATIC, ReplayConfig, ReplayReport
 
@@ -29,6 +29,7 @@ class Playback:
         publish: ``publish(topic, raw)`` sends one message.
         publish_clock: ``publish_clock(bag_ns)`` sends the time.
         warn: Takes one sentence.
+        images: Topics of the images that are answered together.
     """
 
     def __init__(
@@ -37,10 +38,11 @@ class Playback:
         publish: Callable[[str, bytes], None],
         publish_clock: Callable[[int], None],
         warn: Callable[[str], None],
+        images: Collection[str] = (),
     ) -> None:
         self.config = config
         self.cancelled = threading.Event()
-        self.lockstep = Lockstep()
+        self.lockstep, self.images = Lockstep(), SetLockstep(images)
         self.report = ReplayReport()
         self._publish, self._publish_clock = publish, publish_clock
         self._warn = warn
@@ -76,6 +78,7 @@ class Playback:
                     self._send(message)
             self._play_once(read(list(self.config.topics) or None), stamp_of, on_cloud)
             self._settle(0)  # answers of this pass must not be taken for those of the next
+            self._settle_images()
             self.report.passes += 1
             limit = self.config.passes if self.config.loop else 1
             if limit and self.report.passes >= limit:
@@ -102,6 +105,8 @@ class Playback:
             if not self._clock_ns:
                 self._pacer.start(now_ns)
             is_cloud = message.topic == config.cloud_topic
+            if message.topic in self.images:
+                self._settle_images()
             if is_cloud and config.max_clouds and clouds >= config.max_clouds:
                 return
             if is_cloud:
@@ -109,7 +114,7 @@ class Playback:
             self._wait_until(now_ns)
             if self.cancelled.is_set():
                 return
-            if is_cloud and config.lockstep_topic:
+            if (is_cloud and config.lockstep_topic) or message.topic in self.images:
                 self._expect_answer(message, stamp_of)
             self._send(message)
             if is_cloud:
@@ -122,11 +127,17 @@ class Playback:
                 f"{config.start_offset_s}: the bag is shorter, or empty."
             )
 
-    def _expect_answer(self, cloud: Message, stamp_of: Callable[[bytes], int]) -> None:
+    def _expect_answer(self, message: Message, stamp_of: Callable[[bytes], int]) -> None:
         try:
-            self.lockstep.sent(stamp_of(cloud.raw))
+            stamp_ns = stamp_of(message.raw)
         except InvalidFrame as error:  # played as it is, but nobody can answer it
-            self._warn(f"The cloud logged at {cloud.log_time_ns} ns has no stamp: {error}")
+            where = f"{message.topic} logged at {message.log_time_ns} ns"
+            self._warn(f"The message of {where} has no stamp: {error}")
+            return
+        if message.topic in self.images:
+            self.images.sent(message.topic, stamp_ns)
+        else:
+            self.lockstep.sent(stamp_ns)
 
     def _wait_until(self, bag_ns: int) -> None:
         self.report.behind_s += self._pacer.slip(bag_ns)
@@ -155,6 +166,13 @@ class Playback:
                 f"No answer on '{config.lockstep_topic}' to the cloud stamped {missing} ns within "
                 f"{config.lockstep_timeout_s:g} s; going on "
                 f"({len(self.report.unanswered_stamps_ns)} without answer so far)."
+            )
+
+    def _settle_images(self) -> None:
+        if not self.images.wait(self.config.lockstep_timeout_s, self.cancelled):
+            self._warn(
+                f"No answer on '{self.config.lockstep_images_topic}' to a set of images within "
+                f"{self.config.lockstep_timeout_s:g} s; images are not waited for any more."
             )
 
     def _send(self, message: Message) -> None:

@@ -8,6 +8,7 @@ from collections.abc import Callable
 from time import monotonic
 from typing import Any
 
+from nav_msgs.msg import OccupancyGrid
 from rclpy.duration import Duration
 from rclpy.qos import QoSProfile
 from rosgraph_msgs.msg import Clock
@@ -16,6 +17,7 @@ from vision_msgs.msg import Detection3DArray
 
 from driveRT_ros.core.errors import ConfigError, DriveRTError
 from driveRT_ros.io.bag import BagReader
+from driveRT_ros.io.camera_topics import camera_topics
 from driveRT_ros.nodes import qos
 from driveRT_ros.nodes.base import ManagedNode
 from driveRT_ros.nodes.playback import Playback
@@ -82,12 +84,18 @@ class ReplayNode(ManagedNode):
             lambda topic, raw: self._outputs[topic].publish(raw),
             self._publish_clock,
             self.get_logger().warning,
+            camera_topics(self._types).values() if config.lockstep_images_topic else (),
         )
         if config.lockstep_topic:
             lockstep = self._playback.lockstep
             self._listen(config.lockstep_topic, Detection3DArray, lockstep.answer)
             if config.lockstep_dropped_topic:
                 self._listen(config.lockstep_dropped_topic, Header, lockstep.drop)
+        if config.lockstep_images_topic:
+            answer = self._playback.images.answer
+            self._listen(config.lockstep_images_topic, OccupancyGrid, answer)
+            if config.lockstep_images_dropped_topic:
+                self._listen(config.lockstep_images_dropped_topic, Header, answer)
         self._thread = threading.Thread(target=self._play, name="playback", daemon=True)
         self._thread.start()
         self._timer = self.create_steady_timer(0.05, self._check_end)

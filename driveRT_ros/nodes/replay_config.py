@@ -45,6 +45,14 @@ class ReplayConfig(Config):
         "Topic on which the consumer names, by header, the clouds it will not answer; empty: such "
         "clouds are given up after lockstep_timeout_s.",
     )
+    lockstep_images_topic: str = param(
+        "",
+        "Topic on which the consumer of the images answers each set of them with its newest stamp; "
+        "empty: images are not waited for.",
+    )
+    lockstep_images_dropped_topic: str = param(
+        "", "Topic on which that consumer names the sets it will not answer."
+    )
     lockstep_depth: int = param(1, "Clouds that may be without answer.", ge=1, le=1000)
     lockstep_timeout_s: float = param(
         60.0, "An answer later than this is given up and counted.", unit="s", ge=0.1
