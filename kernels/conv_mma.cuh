@@ -23,7 +23,6 @@ constexpr int kR = TM / kRowWarps / 8, kC = COUT / WARPS_N / 16;  // results of 
 constexpr int kRun = kC > 1 ? 4 : 2;                       // consecutive channels of a lane
 constexpr int kQueue = 8;                                  // tiles in flight
 static_assert(CIN % KC == 0 && kRowBytes % kBlock == 0, "a stage holds whole blocks");
-static_assert((kSlabs & (kSlabs - 1)) == 0, "slabs are counted in bits");
 static_assert(TM % (8 * kRowWarps) == 0 && COUT % (8 * kRun * WARPS_N) == 0, "warps own whole results");
 static_assert(kRun == 4 || COUT == 16, "the weights are packed for pairs of results");
 static_assert(kStageA % (16 * kThreads) == 0, "copies of rows are equal");
@@ -56,14 +55,10 @@ struct Tile {
     u32 mask;
 };
 
-__device__ __forceinline__ int index_at(const Convolution& c, int turn) {
-    if (turn >= *c.n_tiles) return -1;
-    return c.tile_rank ? c.tile_rank[turn] : turn;
-}
-
 __device__ __forceinline__ Tile tile_at(const Convolution& c, int turn) {
-    const int index = index_at(c, turn);
-    return {index, index < 0 ? 0 : c.tile_mask[index]};
+    if (turn >= *c.n_tiles) return {-1, 0};
+    const int index = c.tile_rank ? c.tile_rank[turn] : turn;
+    return {index, c.tile_mask[index]};
 }
 
 // ---- the ring ------------------------------------------------------------------------------------
@@ -85,20 +80,18 @@ __device__ __forceinline__ int part_at(int row, int block, int t) {
 // Slabs of a tile. One without taps takes an empty turn, so that its rows are written too.
 __device__ __forceinline__ int steps_of(const Tile& tile) { return tile.mask ? __popc(tile.mask) * kSlabs : 1; }
 
-// Copies slab after slab, tile after tile, into the ring of stages. A tile is claimed by one thread
-// while the last slabs of the one before are loaded, no sooner, so that no block holds back work that
-// another could begin; the barrier of the step between makes it known to every thread.
+// Copies slab after slab, tile after tile, into the ring of stages. A tile is claimed when the one
+// before it begins; the barrier of the step between makes it known to every thread.
 struct Ring {
     const Convolution& c;
     char* smem;
     Tile* queue;
-    int stage = 0;          // to read next; the one before it is refilled
     int turn = 0;           // tiles begun
-    int left = 0;           // loads of this tile, still to come; or -1: no more tiles
-    u32 taps = 0;           // taps of this tile, still to come
-    u32 table = 0, weight = 0;      // next tap: entry of the table; this one: byte of the weights
-    bool looked_up = false; // the first tap of the next tile
-    int claimed = -1;       // of one thread: turn of the next tile, until all threads know it
+    bool closed = false;
+    u32 taps = 0;           // of this tile, still to come
+    int slab = 0;
+    int stage = 0, refill = STAGES - 1;
+    u32 table = 0, weight = 0;      // next tap: entry of the table, byte of the weights
     static constexpr int row_copies = kRowBytes / 16, copied_rows = kThreads / row_copies;
     static constexpr int copies_a = kStageA / 16 / kThreads, copies_b = (kStageB / 16 + kThreads - 1) / kThreads;
     static_assert(kThreads % row_copies == 0, "a thread copies the same part of each of its rows");
@@ -118,10 +111,11 @@ struct Ring {
     __device__ __forceinline__ const char* next() {
         copy_wait<STAGES - 2>();
         __syncthreads();
-        load(stage ? stage - 1 : STAGES - 1);
+        load(refill);
         copy_commit();
         const char* at = smem + stage * (kStageA + kStageB);
         stage = stage + 1 < STAGES ? stage + 1 : 0;
+        refill = refill + 1 < STAGES ? refill + 1 : 0;
         return at;
     }
 
@@ -131,59 +125,28 @@ struct Ring {
         table += TM;
     }
 
-    __device__ __forceinline__ void look_up_first(const Tile& tile) {
-        table = static_cast<u32>(tile.index) * c.group_taps * TM;
-        if (tile.mask) look_up();
-    }
-
     __device__ __forceinline__ void begin_tile() {
         const Tile tile = queue[turn % kQueue];
         ++turn;
-        left = tile.index < 0 ? -1 : steps_of(tile);
-        if (left < 0) return;
+        closed = tile.index < 0;
+        if (closed) return;
+        if (threadIdx.x == 0) queue[turn % kQueue] = tile_at(c, gridDim.x + atomicAdd(c.ticket, 1));
         taps = tile.mask;
-        if (!looked_up) look_up_first(tile);
-        looked_up = false;
-    }
-
-    __device__ __forceinline__ void begin_tap() {
-        weight = (__ffs(taps) - 1) * (CIN * COUT * kElement);
-        taps &= taps - 1;
-#pragma unroll
-        for (int i = 0; i < copies_a; ++i) source[i] = ahead[i];
+        table = static_cast<u32>(tile.index) * c.group_taps * TM;
         if (taps) look_up();
     }
 
-    // Asks for a turn two loads before the end of the tile and for its tile one before, in a tile of
-    // fewer loads as soon as possible.
-    __device__ __forceinline__ void claim_next() {
-        if (claimed < 0) claimed = gridDim.x + atomicAdd(c.ticket, 1);
-        if (left <= 1) queue[turn % kQueue] = tile_at(c, claimed), claimed = -1;
-    }
-
-    __device__ __forceinline__ void look_up_next() {
-        const Tile next = queue[turn % kQueue];
-        looked_up = next.index >= 0;
-        if (looked_up) look_up_first(next);
-    }
-
     __device__ __forceinline__ void load(int to) {
-        const bool first = left == 0;
-        if (first) begin_tile();
-        if (left < 0) return;
-        if (!first || taps) {
-            const int slab = -left & (kSlabs - 1);
-            if (slab == 0) begin_tap();
-            copy(to, slab);
+        if (closed) return;
+        if (slab == 0) {
+            if (!taps) begin_tile();
+            if (!taps) return;
+            weight = (__ffs(taps) - 1) * (CIN * COUT * kElement);
+            taps &= taps - 1;
+#pragma unroll
+            for (int i = 0; i < copies_a; ++i) source[i] = ahead[i];
+            if (taps) look_up();
         }
-        if (--left > 2) return;
-        if (left == 0 && !first)
-            look_up_next();  // known since the load before
-        else if (threadIdx.x == 0)
-            claim_next();
-    }
-
-    __device__ __forceinline__ void copy(int to, int slab) {
         char* a = smem + to * (kStageA + kStageB);
         const int row = threadIdx.x / row_copies, chunk = threadIdx.x % row_copies;
         const char* x = static_cast<const char*>(c.x) + slab * kRowBytes + chunk * 16;
@@ -199,6 +162,7 @@ struct Ring {
             const int e = (threadIdx.x + i * kThreads) * 16;
             if (kStageB % (16 * kThreads) == 0 || e < kStageB) copy16_async(a + kStageA + e, w + e, true);
         }
+        if (++slab == kSlabs) slab = 0;
     }
 };
 
@@ -278,14 +242,12 @@ __device__ __forceinline__ void finish(const Convolution& c, int row, int channe
 __device__ __forceinline__ void write(const Convolution& c, const int* order, const Sum (&sum)[kR][kC][4]) {
     const int lane = threadIdx.x & 31, warp = threadIdx.x >> 5, g = lane >> 2, t = lane & 3;
     const int channel0 = warp % WARPS_N * (kC * 16) + kRun * g;
-    int2 rows[kR];
-#pragma unroll
-    for (int r = 0; r < kR; ++r) rows[r] = *reinterpret_cast<const int2*>(order + 2 * t + r * 8);
 #pragma unroll
     for (int r = 0; r < kR; ++r) {
+        const int2 rows = *reinterpret_cast<const int2*>(order + 2 * t + r * 8);
 #pragma unroll
         for (int side = 0; side < 2; ++side) {
-            const int row = side ? rows[r].y : rows[r].x;
+            const int row = side ? rows.y : rows.x;
             if (row < 0) continue;
 #pragma unroll
             for (int c0 = 0; c0 < kC; c0 += kRun / 2) {
