@@ -8,18 +8,21 @@
 // (16 rows x C). Neighbours on one ray share their columns, so with cells in the order of the first
 // column, then of the first depth, that sees them, 16 cells need 2 to 6 columns between them.
 //
-// What it costs (six cameras of 16 x 44 pixels, 59 depths, 200 x 200 cells of 0.5 m, C = 80, halves):
-// 209,167 points are 16,530 cells, 1,034 tiles and 2,534 steps. Features: 2,534 * 16 * 160 bytes =
-// 6.5 MB where one row a point is 33.5 MB; tables 1.3 MB where five arrays are 2.5 MB; results
-// 2.6 MB; depths a sector of 32 bytes a point, 6.7 MB, less where columns share one. 17 MB through L2
-// at 6 TB/s are 3 us; the products, 1.6 % of a wave of the matrix units, are free. What is left is
-// the chain tile -> step -> depth -> product -> result of about 1.2 us.
+// Estimate (six cameras of 16 x 44 pixels, 59 depths, 200 x 200 cells of 0.5 m, C = 80, halves):
+// 209,167 points are 15,283 cells, 956 tiles and 2,446 steps. Features: 2,446 * 16 * 160 bytes =
+// 6.3 MB where one row a point is 33.5 MB; tables 1.3 MB where the map is 2.5 MB; results 2.4 MB;
+// depths a sector of 32 bytes a point, 6.7 MB, less where columns of a tile share one. 17 MB through
+// L2 at 6 TB/s are 3 us; the products are 2 % of that. The chain slot -> step -> depth -> product ->
+// result takes about 1.2 us, and each further step of a warp about 0.5 us.
 //
-// A block has WARPS_K x WARPS_C warps: steps are dealt over WARPS_K and added up in order through
-// shared memory, channels are divided over WARPS_C, which share the weights w. Tiles with the most
-// steps come first. A lane 4 g + t holds rows v = 4 t .. 4 t + 3 of a step (which of the 16 an index
-// k of the product stands for is free): weights of the cells g and g + 8, features of VEC channels
-// from VEC g on, and gets results of the cells g and g + 8, channels 2 VEC t .. 2 VEC t + 2 VEC - 1.
+// So the time of a warp is its steps. A tile has 1 to 88 of them: they are cut like the intervals of
+// bev_pool.cu into 1, 2, 4 ... parts of about two steps, a warp each, that are neighbours in a block
+// and are added up in order through shared memory. Dearest first; no warp is idle, and the whole
+// example is on the chip at once. More than 128 channels are divided over blocks.
+//
+// A lane 4 g + t holds rows v = 4 t .. 4 t + 3 of a step (which of the 16 an index k of the product
+// stands for is free): weights of the cells g and g + 8, features of VEC channels from VEC g on, and
+// gets results of the cells g and g + 8, channels 2 VEC t .. 2 VEC t + 2 VEC - 1.
 //
 // Products of halves are exact, their sums in float; w is rounded to half, which changes it only
 // where several points add up or depths are floats. Weights above 65504 become infinite. Every order
@@ -32,19 +35,18 @@
 #ifndef MIN_BLOCKS
 #define MIN_BLOCKS 1
 #endif
-#define WARPS (WARPS_K * WARPS_C)
-constexpr int WARP_CHANNELS = CHANNELS / WARPS_C;
+constexpr int WARP_CHANNELS = CHANNELS / GROUPS;
 constexpr int PARTS = (WARP_CHANNELS + 7) / 8;  // products of a step
 constexpr int ELEMENT = Bytes<FEATURES>::value;
-static_assert(CHANNELS % WARPS_C == 0, "channels divide over the warps");
+static_assert(CHANNELS % GROUPS == 0, "channels divide over the blocks");
 
 struct PoolTiles {
     const void *depth, *features;
     void* out;
-    const int *tile_steps;   // (tiles, 2): first step, steps
-    const int *tile_cells;   // (tiles, 16): cell or -1
-    const u32 *step_place;   // (steps,): u | v / 16 << 16 | camera << 24
-    const uint4* entries;    // (steps, 32 lanes, 8 halfwords): first depth | number of depths << 10
+    const int* slots;       // (slots, 4): first step, steps, tile, part | parts of the tile << 16
+    const int* tile_cells;  // (tiles, 16): cell or -1
+    const u32* step_place;  // (steps,): u | v / 16 << 16 | camera << 24
+    const uint4* entries;   // (steps, 32 lanes, 8 halfwords): first depth | number of depths << 10
     int depth_camera, depth_bin, depth_row, depth_column;  // elements between neighbours
     int feature_camera, feature_row, feature_column;
     int rows, cells;
@@ -164,93 +166,56 @@ __device__ __forceinline__ uint4 load_weights(const PoolTiles& p, u32 place, con
 }
 
 extern "C" __global__ void __launch_bounds__(32 * WARPS, MIN_BLOCKS) pool_tiles(const PoolTiles p) {
-    const int lane = threadIdx.x % 32, warp = threadIdx.x / 32, wk = warp / WARPS_C, wc = warp % WARPS_C;
-    const int first = __ldg(p.tile_steps + 2 * blockIdx.x), steps = __ldg(p.tile_steps + 2 * blockIdx.x + 1);
-    int cell[2];  // asked for early, used late
-#pragma unroll
-    for (int half = 0; half < 2; ++half) cell[half] = __ldg(p.tile_cells + blockIdx.x * 16 + lane / 4 + 8 * half);
-    float sum[PARTS][4] = {};
+    __shared__ float shared_part[WARPS > 1 ? (WARPS - 1) * PARTS * 128 : 1];
+    const int lane = threadIdx.x % 32, warp = threadIdx.x / 32, channel = blockIdx.z * WARP_CHANNELS;
+    const int4* slots = reinterpret_cast<const int4*>(p.slots) + blockIdx.x * WARPS;
+    const int4 slot = __ldg(slots + warp);
+    const int part = slot.w & 0xffff, parts = slot.w >> 16, end = slot.x + slot.y;
+    const bool cut = (__ldg(slots).w >> 16) > 1;  // the first tile of a block has the most parts
 
-    if constexpr (WARPS_C == 1) {
-        // Where the next step is, is read while this one waits for its depths and features.
-        int s = first + wk;
-        u32 place = 0;
-        uint4 entries = make_uint4(0, 0, 0, 0);
-        if (s < first + steps) {
+    // Where the next step is, is read while this one waits for its depths and features.
+    int s = slot.x, cell[2];
+    u32 place = 0;
+    uint4 entries = make_uint4(0, 0, 0, 0);
+    if (s < end) {
+        place = __ldg(p.step_place + s);
+        entries = __ldg(p.entries + static_cast<u64>(s) * 32 + lane);
+    }
+#pragma unroll
+    for (int half = 0; half < 2; ++half) cell[half] = __ldg(p.tile_cells + slot.z * 16 + lane / 4 + 8 * half);
+    float sum[PARTS][4] = {};
+    while (s < end) {
+        Rows rows;
+        load_rows(p, rows, place, channel, lane);
+        const u32 here = place;
+        const uint4 mine = entries;
+        if (++s < end) {
             place = __ldg(p.step_place + s);
             entries = __ldg(p.entries + static_cast<u64>(s) * 32 + lane);
         }
-        while (s < first + steps) {
-            Rows rows;
-            load_rows(p, rows, place, 0, lane);
-            const u32 here = place;
-            const uint4 mine = entries;
-            s += WARPS_K;
-            if (s < first + steps) {
-                place = __ldg(p.step_place + s);
-                entries = __ldg(p.entries + static_cast<u64>(s) * 32 + lane);
-            }
-            const uint4 w = load_weights(p, here, mine, lane);
-            const u32 weights[4] = {w.x, w.y, w.z, w.w};
-            multiply_groups<0, 0>(sum, weights, rows);
-        }
-    } else {
-        // Every warp makes the weights of one step of a round, and uses those of WARPS_C of them.
-        // Features of the first are on their way meanwhile: as many as fit 32 registers.
-        constexpr int FIT = 8 / WORDS < 1 ? 1 : 8 / WORDS, AHEAD = FIT < WARPS_C ? FIT : WARPS_C;
-        __shared__ uint4 shared_weights[2 * WARPS * 32];
-        for (int begin = 0, buffer = 0; begin < steps; begin += WARPS, buffer ^= 1) {
-            uint4* round = shared_weights + buffer * WARPS * 32;
-            for (int part = 0; part < WARPS_C; part += AHEAD) {
-                Rows rows[AHEAD];
-#pragma unroll
-                for (int i = 0; i < AHEAD; ++i) {
-                    const int s = begin + wk + (part + i) * WARPS_K;
-                    if (part + i < WARPS_C && s < steps)
-                        load_rows(p, rows[i], __ldg(p.step_place + first + s), wc * WARP_CHANNELS, lane);
-                }
-                if (part == 0) {
-                    if (begin + warp < steps) {
-                        const int s = first + begin + warp;
-                        const uint4 entries = __ldg(p.entries + static_cast<u64>(s) * 32 + lane);
-                        round[warp * 32 + lane] = load_weights(p, __ldg(p.step_place + s), entries, lane);
-                    }
-                    __syncthreads();
-                }
-#pragma unroll
-                for (int i = 0; i < AHEAD; ++i) {
-                    const int s = wk + (part + i) * WARPS_K;
-                    if (part + i < WARPS_C && begin + s < steps) {
-                        const uint4 w = round[s * 32 + lane];
-                        const u32 weights[4] = {w.x, w.y, w.z, w.w};
-                        multiply_groups<0, 0>(sum, weights, rows[i]);
-                    }
-                }
-            }
-        }
+        const uint4 w = load_weights(p, here, mine, lane);
+        const u32 weights[4] = {w.x, w.y, w.z, w.w};
+        multiply_groups<0, 0>(sum, weights, rows);
     }
 
-    if constexpr (WARPS_K > 1) {
-        __shared__ float shared_part[(WARPS_K > 1 ? WARPS_K - 1 : 1) * WARPS_C * PARTS * 128];
-        if (steps > 1) {  // the same for the whole block
-            if (wk > 0 && wk < steps) {
-                float* part = shared_part + ((wk - 1) * WARPS_C + wc) * PARTS * 128 + lane;
+    if (cut) {
+        if (part > 0) {
+            float* to = shared_part + (warp - 1) * PARTS * 128 + lane;
 #pragma unroll
-                for (int i = 0; i < PARTS * 4; ++i) part[i * 32] = sum[i / 4][i % 4];
-            }
-            __syncthreads();
-            if (wk == 0)
-                for (int other = 1; other < WARPS_K && other < steps; ++other) {
-                    const float* part = shared_part + ((other - 1) * WARPS_C + wc) * PARTS * 128 + lane;
-#pragma unroll
-                    for (int i = 0; i < PARTS * 4; ++i) sum[i / 4][i % 4] += part[i * 32];
-                }
+            for (int i = 0; i < PARTS * 4; ++i) to[i * 32] = sum[i / 4][i % 4];
         }
-        if (wk > 0) return;
+        __syncthreads();
+        if (part == 0)
+            for (int other = 1; other < parts; ++other) {
+                const float* from = shared_part + (warp + other - 1) * PARTS * 128 + lane;
+#pragma unroll
+                for (int i = 0; i < PARTS * 4; ++i) sum[i / 4][i % 4] += from[i * 32];
+            }
     }
+    if (part > 0 || slot.y == 0) return;
 #pragma unroll
     for (int half = 0; half < 2; ++half) {
         const u64 row = static_cast<u64>(blockIdx.y) * p.cells + cell[half];
-        if (cell[half] >= 0) store_groups<0>(p, sum, row * CHANNELS + wc * WARP_CHANNELS, half, lane % 4);
+        if (cell[half] >= 0) store_groups<0>(p, sum, row * CHANNELS + channel, half, lane % 4);
     }
 }

@@ -25,7 +25,13 @@ from driveRT_ros.core.errors import ConfigError
 from driveRT_ros.core.gpu.bev_pool import bind
 from driveRT_ros.core.gpu.replay import captured, replay_times
 from driveRT_ros.core.nvrtc import compile_cubin
-from driveRT_ros.core.pool_tactics import PoolShape, PoolTactic, Work, tensors_of
+from driveRT_ros.core.pool_tactics import (
+    PoolShape,
+    PoolTactic,
+    Work,
+    default_tactic,
+    tensors_of,
+)
 from driveRT_ros.core.pool_types import MAP_ARRAYS
 from driveRT_ros.core.pool_work import TILE_ROWS, Slots, Tiles
 
@@ -72,12 +78,14 @@ def default_contenders(channels: int, formats: Sequence[str] = ("fp16", "fp8")) 
 
 def tile_tactics(channels: int) -> list[PoolTactic]:
     """Return tile tactics worth timing, the default first."""
-    splits = {80: ((4, 1), (2, 1), (1, 1), (8, 1), (1, 5), (2, 5), (4, 5), (2, 2), (4, 2))}
-    splits[128] = ((2, 2), (4, 2), (1, 2), (4, 1), (2, 4), (4, 4), (1, 4))
-    splits[256] = ((2, 4), (4, 4), (1, 4), (2, 8), (1, 8), (4, 2))
-    return [
-        PoolTactic("tiles", warps_k=k, warps_c=c) for k, c in splits.get(channels, ((4, 1), (2, 1)))
-    ]
+    half = torch.float16
+    default = default_tactic(PoolShape(channels, half, half, half, 8), (6, 59, 16, 44))
+    found = [default]
+    for warps in (4, 8, 16):
+        for steps in (1, 2, 3, 4):
+            for groups in {default.groups, default.groups * 2}:
+                found.append(PoolTactic("tiles", warps=warps, steps=steps, groups=groups))
+    return list(dict.fromkeys(found))
 
 
 def scan_contenders(channels: int) -> list[Contender]:
@@ -85,9 +93,10 @@ def scan_contenders(channels: int) -> list[Contender]:
     found = default_contenders(channels)
     for features in ("fp16", "fp8"):
         for tactic in tile_tactics(channels):
-            for blocks in (1, max(2, -(-20 // (tactic.warps_k * tactic.warps_c)))):
+            for blocks in {1, max(1, 20 // tactic.warps)}:  # 20 warps have 102 registers each
                 variant = dataclasses.replace(tactic, min_blocks=blocks)
-                name = f"tiles {features} k{tactic.warps_k} c{tactic.warps_c} b{blocks}"
+                name = f"tiles {features} w{tactic.warps} s{tactic.steps} g{tactic.groups}"
+                name += f" b{blocks}"
                 found.append(Contender(name, features, variant))
         best = tile_tactics(channels)[0]
         found.append(Contender(f"tiles {features} columns", features, best, "", True))

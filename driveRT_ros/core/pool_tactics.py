@@ -82,7 +82,7 @@ class PoolLaunch:
 
     stem: str
     name: str
-    grid: tuple[int, int]
+    grid: tuple[int, int, int]
     block: int
     defines: Mapping[str, int]
     parameters: np.void
@@ -101,8 +101,9 @@ class PoolTactic:
         in_flight: Points that a lane loads before it adds them (``v3``, ``balanced``).
         half_sum: Sum the points of a part in halves (``balanced``): faster on small chips, and
             less exact.
-        warps_k: Warps that share the steps of a tile (``tiles``).
-        warps_c: Warps that share the channels of a tile (``tiles``).
+        warps: Warps of a block, and the most that share a tile (``tiles``); a power of two.
+        steps: Steps of a tile after which another warp takes part (``tiles``).
+        groups: Groups of channels, each with blocks of its own (``tiles``).
         min_blocks: Blocks that must fit a multiprocessor (``tiles``): the register limit.
     """
 
@@ -112,8 +113,9 @@ class PoolTactic:
     chunk: int = CHUNK
     in_flight: int = 4
     half_sum: bool = False
-    warps_k: int = 4
-    warps_c: int = 1
+    warps: int = 8
+    steps: int = 2
+    groups: int = 1
     min_blocks: int = 1
 
     def supports(
@@ -134,10 +136,11 @@ class PoolTactic:
             "chunk and in_flight of at least 1": self.chunk >= 1 and self.in_flight >= 1,
             "half_sum with features other than float32": halves or not self.half_sum,
             "features that are not float32": halves or not tiled,
-            "channels that divide over warps_c": not tiled or shape.channels % self.warps_c == 0,
-            f"at most {_MOST_CHANNELS} channels a warp": not tiled
-            or shape.channels <= _MOST_CHANNELS * self.warps_c,
-            "1 to 16 warps": 1 <= self.warps_k * self.warps_c <= 16,
+            "channels that divide into groups": not tiled or shape.channels % self.groups == 0,
+            f"at most {_MOST_CHANNELS} channels a group": not tiled
+            or shape.channels <= _MOST_CHANNELS * self.groups,
+            "a power of two up to 16 as warps": self.warps in (1, 2, 4, 8, 16),
+            "steps of at least 1": self.steps >= 1,
         }
         bad = [name for name, good in rules.items() if not good]
         if not bad and tiled:
@@ -146,9 +149,7 @@ class PoolTactic:
         return f"{self} needs {', '.join(bad)}; got {shape}" if bad else ""
 
     def _shared(self, shape: PoolShape) -> int:
-        parts = -(-(shape.channels // self.warps_c) // 8)
-        weights = 2 * self.warps_k * self.warps_c * 512 if self.warps_c > 1 else 0
-        return (self.warps_k - 1) * self.warps_c * parts * 512 + weights
+        return (self.warps - 1) * -(-(shape.channels // self.groups) // 8) * 512
 
     def to_json(self) -> str:
         """Return the tactic as JSON text, for records and Plans."""
@@ -169,7 +170,8 @@ class PoolTactic:
     @property
     def work_key(self) -> str:
         """Equal for tactics that work off the same lists."""
-        return f"balanced {self.block_slots} {self.chunk}" if self.kind == "balanced" else self.kind
+        sizes = {"balanced": (self.block_slots, self.chunk), "tiles": (self.warps, self.steps)}
+        return f"{self.kind} {sizes.get(self.kind, '')}"
 
     def work_of(self, tables: Sequence[torch.Tensor]) -> Work:
         """Return the work that :func:`tensors_of` took apart."""
@@ -180,7 +182,7 @@ class PoolTactic:
     def work(self, scatter_map: ScatterMap) -> Work:
         """Return what the kernel works off; waits for the device."""
         if self.kind == "tiles":
-            return column_tiles(scatter_map)
+            return column_tiles(scatter_map, self.warps, self.steps)
         if self.kind == "balanced":
             return balanced_slots(scatter_map, self.block_slots, self.chunk)
         return None
@@ -194,12 +196,11 @@ class PoolTactic:
         }
         size = shape.features.itemsize
         if self.kind == "tiles":
-            warp = shape.channels // self.warps_c
-            align = min(shape.align, max(self.vector // size, 1), 16)
-            if self.warps_c > 1:  # every warp starts at a multiple of its channels
-                align = math.gcd(align, warp)
-            names = {"WARPS_K": self.warps_k, "WARPS_C": self.warps_c}
-            return {**values, "ALIGN": align, **names, "MIN_BLOCKS": self.min_blocks}
+            align = min(shape.align, max(self.vector // size, 1))
+            if self.groups > 1:  # every group starts at a multiple of its channels
+                align = math.gcd(align, shape.channels // self.groups)
+            values |= {"ALIGN": align, "WARPS": self.warps, "GROUPS": self.groups}
+            return {**values, "MIN_BLOCKS": self.min_blocks}
         # Eight channels are enough for a lane: more would leave lanes without work.
         vector = math.gcd(shape.align, shape.channels, min(max(self.vector // size, 1), 8))
         if self.kind == "v2_depth" and shape.channels % 10 == 0 and shape.align % 2 == 0:
@@ -269,8 +270,8 @@ class PoolTactic:
         return PoolLaunch(
             stem="bev_pool_tiles",
             name="pool_tiles",
-            grid=(len(work.tile_steps), len(depth)),
-            block=32 * self.warps_k * self.warps_c,
+            grid=(len(work.slots) // self.warps, len(depth), self.groups),
+            block=32 * self.warps,
             defines=self.defines(shape),
             parameters=struct_value("bev_pool_tiles.cu", "PoolTiles", fields),
             keep=(depth, context, *tables.values()),
@@ -302,7 +303,7 @@ class PoolTactic:
         return PoolLaunch(
             stem="bev_pool",
             name=f"pool_{self.kind}",
-            grid=(blocks, len(depth)),
+            grid=(blocks, len(depth), 1),
             block=block,
             defines=defines,
             parameters=struct_value("bev_pool.cu", "Pool", fields),
@@ -335,12 +336,17 @@ def _bad_strides(depth: torch.Tensor, context: torch.Tensor, tiled: bool) -> str
 def tensors_of(work: Work) -> list[torch.Tensor]:
     """Return the tables of some work, for an operator that takes nothing but tensors."""
     if isinstance(work, Tiles):
-        return [work.tile_steps, work.tile_cells, work.step_place, work.entries]
+        return [work.slots, work.tile_cells, work.step_place, work.entries]
     return [work.table] if work else []
 
 
 def default_tactic(shape: PoolShape, frustum_shape: tuple[int, int, int, int]) -> PoolTactic:
     """Return the tactic for tensors that nothing was measured for."""
-    warps_c = next((w for w in (1, 2, 4, 8) if shape.channels // w <= 80), 8)
-    tiles = PoolTactic("tiles", warps_k=4 if warps_c == 1 else 2, warps_c=warps_c)
-    return PoolTactic("balanced") if tiles.supports(shape, frustum_shape) else tiles
+    groups = -(-shape.channels // _MOST_CHANNELS)
+    while groups < shape.channels and shape.channels % groups:
+        groups += 1
+    warps = 8 if shape.channels // groups <= 96 else 4
+    tiles = PoolTactic("tiles", warps=warps, groups=groups)
+    wide_enough = groups == 1 or shape.channels // groups >= 32
+    fits = wide_enough and not tiles.supports(shape, frustum_shape)
+    return tiles if fits else PoolTactic("balanced")

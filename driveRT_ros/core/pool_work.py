@@ -7,6 +7,7 @@ one waits for the device; pooling with it does not.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import torch
 
@@ -50,27 +51,53 @@ def balanced_slots(scatter_map: ScatterMap, block_slots: int = 16, chunk: int = 
         chunk: Points after which an interval is cut.
     """
     made = scatter_map.trimmed()
-    lengths, starts = made.interval_lengths.long(), made.interval_starts.long()
+    starts = made.interval_starts.long()
+    cut = _cut(made.interval_lengths.long(), block_slots, chunk)
+    cell = made.ranks_bev[starts].long()[cut.owner]
+    return Slots(_table(cut, starts, cell, block_slots, -1), block_slots)
+
+
+class _Cut(NamedTuple):
+    """Parts of things: whose, which, of how many, where it begins in it and how long it is."""
+
+    owner: torch.Tensor
+    part: torch.Tensor
+    parts: torch.Tensor
+    begin: torch.Tensor
+    count: torch.Tensor
+
+
+def _cut(lengths: torch.Tensor, most_parts: int, chunk: int) -> _Cut:
+    """Cut things longer than a chunk into parts, most parts first, then longest parts first.
+
+    The number of parts is a power of two, so that parts sorted like this never straddle a block of
+    ``most_parts``.
+    """
     wanted = (lengths + chunk - 1) // chunk
     parts = torch.ones_like(wanted)
-    for _ in range(block_slots.bit_length() - 1):  # powers of two stay aligned when sorted
+    for _ in range(most_parts.bit_length() - 1):
         parts = torch.where(parts < wanted, parts * 2, parts)
     each = (lengths + parts - 1) // parts
-    order = (parts * (int(each.max()) + 1 if len(each) else 1) + each).argsort(
-        descending=True, stable=True
-    )
-    parts, each, lengths, starts = parts[order], each[order], lengths[order], starts[order]
-    owner = torch.repeat_interleave(torch.arange(len(parts), device=made.device), parts)
-    part = torch.arange(len(owner), device=made.device) - (parts.cumsum(0) - parts)[owner]
-    first = part * each[owner]
-    count = torch.minimum(each[owner], lengths[owner] - first).clamp(min=0)
-    cell = made.ranks_bev[starts].long()[owner]
-    rows = -(-len(owner) // block_slots) * block_slots
-    table = torch.tensor([0, 0, -1, 1 << 16], dtype=torch.int32, device=made.device)
-    table = table.repeat(rows, 1)
-    found = torch.stack([starts[owner] + first, count, cell, part | parts[owner] << 16], dim=1)
-    table[: len(owner)] = found.int()
-    return Slots(table, block_slots)
+    longest = int(each.max()) + 1 if len(each) else 1
+    order = (parts * longest + each).argsort(descending=True, stable=True)
+    owner = torch.repeat_interleave(order, parts[order])
+    before = (parts[order].cumsum(0) - parts[order]).repeat_interleave(parts[order])
+    part = torch.arange(len(owner), device=lengths.device) - before
+    begin = part * each[owner]
+    count = torch.minimum(each[owner], lengths[owner] - begin).clamp(min=0)
+    return _Cut(owner, part, parts[owner], begin, count)
+
+
+def _table(
+    cut: _Cut, starts: torch.Tensor, target: torch.Tensor, block_slots: int, no_target: int
+) -> torch.Tensor:
+    """Return (slots, 4) int32: first, count, target, part | parts << 16; filled up to a block."""
+    rows = -(-len(cut.owner) // block_slots) * block_slots
+    empty = torch.tensor([0, 0, no_target, 1 << 16], dtype=torch.int32, device=starts.device)
+    table = empty.repeat(rows, 1)
+    columns = [starts[cut.owner] + cut.begin, cut.count, target, cut.part | cut.parts << 16]
+    table[: len(cut.owner)] = torch.stack(columns, dim=1).int()
+    return table
 
 
 @dataclass(frozen=True, eq=False)
@@ -78,14 +105,15 @@ class Tiles:
     """Tiles of 16 cells and the camera columns that they see, dearest tiles first.
 
     Args:
-        tile_steps: (tiles, 2) int32 first step and number of steps.
+        slots: (slots, 4) int32 first step, steps, tile, and part | parts << 16, as in
+            :class:`Slots`; a warp works one off.
         tile_cells: (tiles, 16) int32 cell, or -1 behind the last.
         step_place: (steps,) int32 bits: column u, first row / 16 << 16, camera << 24.
         entries: (steps, 32, 8) int16 bits, as the lanes of a warp read them: first depth, number
             of depths << 10; zero where the cell does not see the row.
     """
 
-    tile_steps: torch.Tensor
+    slots: torch.Tensor
     tile_cells: torch.Tensor
     step_place: torch.Tensor
     entries: torch.Tensor
@@ -98,11 +126,13 @@ def tiles_unsupported(frustum_shape: tuple[int, int, int, int]) -> str:
     return "" if fits else f"a frustum of {frustum_shape} (N, D, H, W) exceeds the table entries"
 
 
-def column_tiles(scatter_map: ScatterMap) -> Tiles:
+def column_tiles(scatter_map: ScatterMap, warps: int = 8, chunk: int = 2) -> Tiles:
     """Group the cells of a map and list, for each step, which depths weigh which row.
 
     Args:
         scatter_map: The map.
+        warps: Warps of a block, and the most parts of a tile; a power of two.
+        chunk: Steps after which a tile is cut.
 
     Raises:
         ConfigError: If the frustum is larger than the entries can say.
@@ -152,11 +182,10 @@ def column_tiles(scatter_map: ScatterMap) -> Tiles:
     column, tile = tile_column % (n * w), tile_column // (n * w)
     place = column % w | block << 16 | column // w << 24
     per_tile = torch.bincount(tile, minlength=tiles)
-    dearest = per_tile.argsort(descending=True, stable=True)
-    tile_steps = torch.stack([per_tile.cumsum(0) - per_tile, per_tile], dim=1)[dearest]
+    cut = _cut(per_tile, warps, chunk)
     return Tiles(
-        tile_steps=tile_steps.int().contiguous(),
-        tile_cells=tile_cells.view(-1, TILE_CELLS)[dearest].contiguous(),
+        slots=_table(cut, per_tile.cumsum(0) - per_tile, cut.owner, warps, 0),
+        tile_cells=tile_cells.view(-1, TILE_CELLS),
         step_place=_bits(place, torch.int32),
         entries=_as_lanes_read(_bits(entries, torch.int16)),
     )

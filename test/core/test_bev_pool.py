@@ -336,7 +336,7 @@ def test_a_tactic_says_what_it_cannot_do_and_survives_json():
     assert "not float32" in supports(depth, context, tiles)
     assert "half_sum" in supports(depth, context, balanced)
     assert supports(depth, context.half(), tiles) == ""
-    assert "divide" in supports(depth, context.half(), PoolTactic("tiles", warps_c=8))
+    assert "divide" in supports(depth, context.half(), PoolTactic("tiles", groups=7))
     assert PoolTactic.from_json(tiles.to_json()) == tiles
     with pytest.raises(ConfigError, match="no tactic"):
         PoolTactic.from_json('{"kind": "tiles", "colour": 3}')

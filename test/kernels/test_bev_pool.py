@@ -80,7 +80,8 @@ SOME = ((F8, 3), (F8, 80), (F8, 128))
 @pytest.mark.parametrize(("features", "channels"), [*((F16, c) for c in WIDTHS), *SOME])
 def test_tiles_pool_any_channels(backend, features, channels):
     depth, context = tensors(rig_map(16), channels, features, F16, seed=channels)
-    check(backend, TILES, rig_map(16), depth, context)
+    tactic = PoolTactic("tiles", warps=8 if channels <= 96 else 4)
+    check(backend, tactic, rig_map(16), depth, context)
 
 
 @pytest.mark.parametrize(
@@ -105,16 +106,16 @@ def test_depths_and_results_have_types_of_their_own(backend, tactic, depth_dtype
     check(backend, tactic, rig_map(), depth, context, out_dtype=out_dtype, scale=0.25)
 
 
-@pytest.mark.parametrize("warps", [(1, 1), (8, 1), (1, 5), (2, 5), (3, 2)])
-def test_steps_and_channels_of_a_tile_divide_over_warps(backend, warps):
-    tactic = PoolTactic("tiles", warps_k=warps[0], warps_c=warps[1])
-    depth, context = tensors(rig_map(24), 80, F16, F16)
+@pytest.mark.parametrize(("warps", "steps", "groups"), [(1, 1, 1), (16, 1, 2), (4, 3, 5)])
+def test_steps_of_a_tile_divide_over_warps_and_channels_over_blocks(backend, warps, steps, groups):
+    tactic = PoolTactic("tiles", warps=warps, steps=steps, groups=groups)
+    depth, context = tensors(rig_map(24), 80, F16, F16, batch=2)
     check(backend, tactic, rig_map(24), depth, context)
 
 
 @pytest.mark.parametrize("features", [F16, F8])
-def test_wide_features_divide_over_warps(backend, features):
-    tactic = PoolTactic("tiles", warps_k=2, warps_c=4)
+def test_wide_features_divide_over_blocks(backend, features):
+    tactic = PoolTactic("tiles", warps=4, groups=2)
     depth, context = tensors(rig_map(), 256, features, F16)
     check(backend, tactic, rig_map(), depth, context)
 
@@ -216,8 +217,8 @@ def test_maps_of_no_camera_pool_as_well(backend, tactic, shape, cells):
 
 def test_more_depths_of_a_row_than_an_entry_counts_take_several_steps(backend):
     made = one_cell_map((1, 200, 2, 1))
-    tiles = column_tiles(made)
-    assert tiles.tile_steps.tolist() == [[0, 4]]  # 63 + 63 + 63 + 11
+    slots = column_tiles(made).slots.tolist()
+    assert [slot[1] for slot in slots] == [2, 2, *[0] * 6]  # 63 + 63, 63 + 11
     depth, context = tensors(made, 8, F16, F16)
     check(backend, TILES, made, depth, context)
 
@@ -247,11 +248,10 @@ def test_intervals_are_cut_so_that_every_point_is_summed_once(lengths, slots):
 def test_tiles_hold_every_point_of_the_map_once():
     made = rig_map(24)
     tiles = column_tiles(made)
-    n, d, h, w = made.frustum_shape
+    _, d, h, w = made.frustum_shape
     found = []
-    steps = tiles.tile_steps.tolist()
-    assert [count for _, count in steps] == sorted((count for _, count in steps), reverse=True)
-    for (first, count), cells in zip(steps, tiles.tile_cells.tolist()):
+    for first, count, tile, _ in tiles.slots.tolist():
+        cells = tiles.tile_cells[tile].tolist()
         for step in range(first, first + count):
             place = int(tiles.step_place[step]) & 0xFFFFFFFF
             u, block, camera = place & 0xFFFF, place >> 16 & 0xFF, place >> 24
@@ -265,12 +265,28 @@ def test_tiles_hold_every_point_of_the_map_once():
     assert sorted(found) == sorted(expected)
 
 
+@pytest.mark.parametrize(("warps", "chunk"), [(1, 2), (4, 1), (8, 2)])
+def test_steps_of_a_tile_are_parts_of_one_block_dearest_first(warps, chunk):
+    tiles = column_tiles(rig_map(24), warps, chunk)
+    slots = tiles.slots.tolist()
+    assert len(slots) % warps == 0
+    steps = sorted(s for first, count, _, _ in slots for s in range(first, first + count))
+    assert steps == list(range(len(tiles.step_place)))
+    for place, (_, _, tile, parts) in enumerate(slots):
+        part, total = parts & 0xFFFF, parts >> 16
+        assert place % warps - part + total <= warps
+        begin = slots[place - part]
+        assert (begin[2], begin[3]) == (tile, total << 16)
+    most = [slot[3] >> 16 for slot in slots]
+    assert most == sorted(most, reverse=True)
+
+
 # ---- repeatability, faults ----------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
     "tactic",
-    [TILES, PoolTactic("tiles", warps_k=2, warps_c=5), PoolTactic("balanced", chunk=4)],
+    [TILES, PoolTactic("tiles", warps=4, steps=1, groups=5), PoolTactic("balanced", chunk=4)],
 )
 def test_results_do_not_depend_on_the_schedule(backend, tactic):
     depth, context = tensors(rig_map(), 80, F16, F32)
