@@ -53,12 +53,15 @@ extern "C" __global__ void __launch_bounds__(256) pool_v2(const Pool p) {
     const u64 depth = blockIdx.y * p.depth_batch, row = blockIdx.y * p.feature_batch;
     float sum = 0.f;
     for (int i = start; i < start + length; ++i) {
+        Features<FEATURES, 1> features;
+        features.load(p.features, row + static_cast<u64>(p.ranks_feat[i]) * p.feature_row + c);
         float v[1];
-        load_features<FEATURES, 1>(v, p.features, row + static_cast<u64>(p.ranks_feat[i]) * p.feature_row + c);
+        features.read(v);
         sum = fmaf(load_depth<DEPTHS>(p.depth, depth + p.ranks_depth[i]), v[0], sum);
     }
     sum *= p.scale;
-    store_results<RESULTS, 1, 1>(p.out, (static_cast<u64>(blockIdx.y) * p.cells + p.ranks_bev[start]) * CHANNELS + c, &sum);
+    const u64 cell = static_cast<u64>(blockIdx.y) * p.cells + p.ranks_bev[start];
+    store_results<RESULTS, 1, 1>(p.out, cell * CHANNELS + c, &sum);
 }
 
 // VEC channels of a row, times the depth, onto a sum; in halves where HALF_SUM asks for it.
@@ -78,18 +81,28 @@ struct HalfSum {
 };
 
 struct Point {
-    float depth, row[VEC];
+    float depth;
+    Features<FEATURES, VEC> features;
+
+    __device__ __forceinline__ void load(const Pool& p, int rank, u64 depth_at, u64 row) {
+        features.load(p.features, row);
+        depth = load_depth<DEPTHS>(p.depth, depth_at + rank);
+    }
 };
 
 __device__ __forceinline__ void add_point(Sum& sum, const Point& point) {
+    float v[VEC];
+    point.features.read(v);
 #pragma unroll
-    for (int i = 0; i < VEC; ++i) sum.v[i] = fmaf(point.depth, point.row[i], sum.v[i]);
+    for (int i = 0; i < VEC; ++i) sum.v[i] = fmaf(point.depth, v[i], sum.v[i]);
 }
 __device__ __forceinline__ void add_point(HalfSum& sum, const Point& point) {
+    float v[VEC];
+    point.features.read(v);
     const u32 depth = pack_half2(point.depth, point.depth);
 #pragma unroll
-    for (int i = 0; i < VEC; i += 2)  // the conversion back is exact; the compiler drops both
-        sum.v[i / 2] = fma_half2(depth, pack_half2(point.row[i], i + 1 < VEC ? point.row[i + 1] : 0.f), sum.v[i / 2]);
+    for (int i = 0; i < VEC; i += 2)  // from halves and back is exact; the compiler drops both
+        sum.v[i / 2] = fma_half2(depth, pack_half2(v[i], i + 1 < VEC ? v[i + 1] : 0.f), sum.v[i / 2]);
 }
 __device__ __forceinline__ void widen(const Sum& sum, float (&v)[VEC]) {
 #pragma unroll
@@ -100,28 +113,32 @@ __device__ __forceinline__ void widen(const HalfSum& sum, float (&v)[VEC]) {
     for (int i = 0; i < VEC; ++i) v[i] = i % 2 ? unpack_half2(sum.v[i / 2]).y : unpack_half2(sum.v[i / 2]).x;
 }
 
-// The points [begin, begin + count) of the map, VEC channels from c; UNROLL of them in flight.
+// The points [begin, begin + count) of the map, VEC channels from c, UNROLL of them in flight; the
+// ranks of the next ones are asked for meanwhile.
 template <typename Accumulator>
 __device__ __forceinline__ void sum_points(const Pool& p, int begin, int count, int c, float (&v)[VEC]) {
     const u64 depth = blockIdx.y * p.depth_batch, row = blockIdx.y * p.feature_batch + c;
     Accumulator sum;
     sum.clear();
-    int i = begin;
-    for (; i + UNROLL <= begin + count; i += UNROLL) {
-        Point point[UNROLL];
+    int rank_depth[UNROLL], rank_feat[UNROLL];
+    const auto ask = [&](int i) {
 #pragma unroll
         for (int k = 0; k < UNROLL; ++k) {
-            load_features<FEATURES, VEC>(point[k].row, p.features, row + static_cast<u64>(__ldg(p.ranks_feat + i + k)) * p.feature_row);
-            point[k].depth = load_depth<DEPTHS>(p.depth, depth + __ldg(p.ranks_depth + i + k));
+            const int point = begin + min(i + k, count - 1);  // the last one again, for nothing
+            rank_depth[k] = __ldg(p.ranks_depth + point);
+            rank_feat[k] = __ldg(p.ranks_feat + point);
         }
+    };
+    if (count > 0) ask(0);
+    for (int i = 0; i < count; i += UNROLL) {
+        Point point[UNROLL];
 #pragma unroll
-        for (int k = 0; k < UNROLL; ++k) add_point(sum, point[k]);
-    }
-    for (; i < begin + count; ++i) {
-        Point point;
-        load_features<FEATURES, VEC>(point.row, p.features, row + static_cast<u64>(__ldg(p.ranks_feat + i)) * p.feature_row);
-        point.depth = load_depth<DEPTHS>(p.depth, depth + __ldg(p.ranks_depth + i));
-        add_point(sum, point);
+        for (int k = 0; k < UNROLL; ++k)
+            point[k].load(p, rank_depth[k], depth, row + static_cast<u64>(rank_feat[k]) * p.feature_row);
+        if (i + UNROLL < count) ask(i + UNROLL);
+#pragma unroll
+        for (int k = 0; k < UNROLL; ++k)
+            if (i + k < count) add_point(sum, point[k]);
     }
     widen(sum, v);
 }
@@ -129,7 +146,8 @@ __device__ __forceinline__ void sum_points(const Pool& p, int begin, int count, 
 __device__ __forceinline__ void store_cell(const Pool& p, int cell, int c, float (&v)[VEC]) {
 #pragma unroll
     for (int i = 0; i < VEC; ++i) v[i] *= p.scale;
-    store_results<RESULTS, CHANNELS % VEC ? 1 : CHANNELS, VEC>(p.out, (static_cast<u64>(blockIdx.y) * p.cells + cell) * CHANNELS + c, v);
+    const u64 at = (static_cast<u64>(blockIdx.y) * p.cells + cell) * CHANNELS + c;
+    store_results<RESULTS, CHANNELS % VEC ? 1 : CHANNELS, VEC>(p.out, at, v);
 }
 
 extern "C" __global__ void __launch_bounds__(256) pool_v2_depth(const Pool p) {
@@ -141,12 +159,11 @@ extern "C" __global__ void __launch_bounds__(256) pool_v2_depth(const Pool p) {
     HalfSum sum;
     sum.clear();
     for (int i = start; i < end; ++i) {
-        const int point = p.ranks_depth[i];
-        const int camera = point / (p.points_per_pixel * p.pixels), pixel = camera * p.pixels + point % p.pixels;
-        Point value;
-        value.depth = load_depth<DEPTHS>(p.depth, depth + point);
-        load_features<FEATURES, VEC>(value.row, p.features, row + static_cast<u64>(pixel) * p.feature_row);
-        add_point(sum, value);
+        const int rank = p.ranks_depth[i];
+        const int camera = rank / (p.points_per_pixel * p.pixels), pixel = camera * p.pixels + rank % p.pixels;
+        Point point;
+        point.load(p, rank, depth, row + static_cast<u64>(pixel) * p.feature_row);
+        add_point(sum, point);
     }
     float v[VEC];
     widen(sum, v);
@@ -157,9 +174,19 @@ extern "C" __global__ void __launch_bounds__(256) pool_v3(const Pool p) {
     constexpr int OWNERS = CHANNELS / VEC;
     const int index = blockIdx.x * 256 + threadIdx.x, interval = index / OWNERS, c = index % OWNERS * VEC;
     if (interval >= p.intervals) return;
-    const int start = p.starts[interval];
+    const int start = p.starts[interval], end = start + p.lengths[interval];
+    const u64 depth = blockIdx.y * p.depth_batch, row = blockIdx.y * p.feature_batch + c;
+    Sum sum;
+    sum.clear();
+#pragma unroll 4
+    for (int i = start; i < end; ++i) {
+        Point point;
+        const int rank = __ldg(p.ranks_depth + i), pixel = __ldg(p.ranks_feat + i);
+        point.load(p, rank, depth, row + static_cast<u64>(pixel) * p.feature_row);
+        add_point(sum, point);
+    }
     float v[VEC];
-    sum_points<Sum>(p, start, p.lengths[interval], c, v);
+    widen(sum, v);
     store_cell(p, p.ranks_bev[start], c, v);
 }
 

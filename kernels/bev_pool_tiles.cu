@@ -113,7 +113,8 @@ __device__ __forceinline__ void multiply_groups(float (&sum)[PARTS][4], const u3
 }
 
 template <int BASE>
-__device__ __forceinline__ void store_groups(const PoolTiles& p, const float (&sum)[PARTS][4], u64 at, int half, int t) {
+__device__ __forceinline__ void store_groups(const PoolTiles& p, const float (&sum)[PARTS][4], u64 at, int half,
+                                             int t) {
     if constexpr (BASE < WARP_CHANNELS) {
         constexpr int VEC = vector_of(WARP_CHANNELS - BASE);
         float v[2 * VEC];
@@ -141,28 +142,51 @@ __device__ __forceinline__ void load_rows(const PoolTiles& p, Rows& rows, u32 pl
 }
 
 // Left operand of a step: the sum of depths of every (cell, row) of this lane.
-__device__ __forceinline__ uint4 load_weights(const PoolTiles& p, u32 place, const uint4& entries, int lane) {
-    const u64 item = blockIdx.y * p.depth_batch;
+//
+// Everything is asked for before anything is used: entries that see nothing read some depth, too.
+struct Depths {
+    float w[8];  // cell g rows 0 and 1 of the lane, cell g + 8 the same; then rows 2 and 3
+    const char* from;
+    int at[8];
+};
+
+__device__ __forceinline__ int entry_of(const uint4& entries, int i) {
+    const u32 pair = i / 2 == 0 ? entries.x : i / 2 == 1 ? entries.y : i / 2 == 2 ? entries.z : entries.w;
+    return i % 2 ? pair >> 16 : pair & 0xffff;
+}
+
+__device__ __forceinline__ void load_depths(const PoolTiles& p, Depths& depths, u32 place, const uint4& entries,
+                                            int lane) {
+    depths.from = static_cast<const char*>(p.depth) + blockIdx.y * p.depth_batch * Bytes<DEPTHS>::value;
     const int base = (place >> 24) * p.depth_camera + (place & 0xffff) * p.depth_column +
                      ((place >> 16 & 0xff) * 16 + lane % 4 * 4) * p.depth_row;
-    const u32 packed[4] = {entries.x, entries.y, entries.z, entries.w};
-    float w[8];
-    bool more = false;
 #pragma unroll
     for (int i = 0; i < 8; ++i) {
-        const int entry = packed[i / 2] >> (i % 2 * 16) & 0xffff;
+        const int entry = entry_of(entries, i);
         const int at = base + (i % 2 + i / 4 * 2) * p.depth_row + (entry & 1023) * p.depth_bin;
-        w[i] = entry ? load_depth<DEPTHS>(p.depth, item + at) : 0.f;
-        more |= (entry >> 10) > 1;
+        depths.at[i] = entry ? at : 0;
     }
-    if (more)
 #pragma unroll
-        for (int i = 0; i < 8; ++i) {
-            const int entry = packed[i / 2] >> (i % 2 * 16) & 0xffff;
-            int at = base + (i % 2 + i / 4 * 2) * p.depth_row + (entry & 1023) * p.depth_bin;
-            for (int k = 1; k < entry >> 10; ++k) w[i] += load_depth<DEPTHS>(p.depth, item + (at += p.depth_bin));
-        }
-    return make_uint4(pack_half2(w[0], w[1]), pack_half2(w[2], w[3]), pack_half2(w[4], w[5]), pack_half2(w[6], w[7]));
+    for (int i = 0; i < 8; ++i) depths.w[i] = load_depth<DEPTHS>(depths.from, depths.at[i]);
+}
+
+__device__ __forceinline__ void add_depths(const PoolTiles& p, Depths& depths, const uint4& entries,
+                                           u32 (&weights)[4]) {
+    int most = 1;
+#pragma unroll
+    for (int i = 0; i < 8; ++i) {
+        const int entry = entry_of(entries, i);
+        if (!entry) depths.w[i] = 0.f;
+        most = max(most, entry >> 10);
+    }
+#pragma unroll 1
+    for (int k = 1; k < most; ++k)
+#pragma unroll
+        for (int i = 0; i < 8; ++i)
+            if (k < entry_of(entries, i) >> 10)
+                depths.w[i] += load_depth<DEPTHS>(depths.from, depths.at[i] + k * p.depth_bin);
+#pragma unroll
+    for (int i = 0; i < 4; ++i) weights[i] = pack_half2(depths.w[2 * i], depths.w[2 * i + 1]);
 }
 
 extern "C" __global__ void __launch_bounds__(32 * WARPS, MIN_BLOCKS) pool_tiles(const PoolTiles p) {
@@ -186,15 +210,16 @@ extern "C" __global__ void __launch_bounds__(32 * WARPS, MIN_BLOCKS) pool_tiles(
     float sum[PARTS][4] = {};
     while (s < end) {
         Rows rows;
+        Depths depths;
         load_rows(p, rows, place, channel, lane);
-        const u32 here = place;
+        load_depths(p, depths, place, entries, lane);
         const uint4 mine = entries;
         if (++s < end) {
             place = __ldg(p.step_place + s);
             entries = __ldg(p.entries + static_cast<u64>(s) * 32 + lane);
         }
-        const uint4 w = load_weights(p, here, mine, lane);
-        const u32 weights[4] = {w.x, w.y, w.z, w.w};
+        u32 weights[4];
+        add_depths(p, depths, mine, weights);
         multiply_groups<0, 0>(sum, weights, rows);
     }
 

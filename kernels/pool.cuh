@@ -73,34 +73,37 @@ struct Bytes {
     static constexpr int value = KIND == FLOAT ? 4 : KIND == HALF ? 2 : 1;
 };
 
-// COUNT channels from `at`, as floats.
+// COUNT channels as they lie in memory: loaded first and read later, so that many are on their way.
 template <int KIND, int COUNT>
-__device__ __forceinline__ void load_features(float (&v)[COUNT], const void* features, u64 at) {
-    constexpr int BYTES = COUNT * Bytes<KIND>::value, EVEN = BYTES & -BYTES, STEP = EVEN < 16 ? EVEN : 16;
-    constexpr int EACH = STEP / Bytes<KIND>::value;
-    const char* from = static_cast<const char*>(features) + at * Bytes<KIND>::value;
+struct Features {
+    static constexpr int BYTES = COUNT * Bytes<KIND>::value, EVEN = BYTES & -BYTES;
+    static constexpr int STEP = EVEN < 16 ? EVEN : 16;  // bytes of a load
+    static constexpr int EACH = STEP / Bytes<KIND>::value, STEP_WORDS = STEP < 4 ? 1 : STEP / 4;
+    u32 word[BYTES / STEP][STEP_WORDS];
+
+    __device__ __forceinline__ void load(const void* features, u64 at) {
+        const char* from = static_cast<const char*>(features) + at * Bytes<KIND>::value;
 #pragma unroll
-    for (int part = 0; part < BYTES / STEP; ++part) {
-        u32 word[STEP < 4 ? 1 : STEP / 4];
-        load_words<STEP>(word, from + part * STEP);
-        float* to = v + part * EACH;
-        if constexpr (KIND == FLOAT) {
+        for (int part = 0; part < BYTES / STEP; ++part) load_words<STEP>(word[part], from + part * STEP);
+    }
+    __device__ __forceinline__ void read(float (&v)[COUNT]) const {
 #pragma unroll
-            for (int i = 0; i < EACH; ++i) to[i] = __uint_as_float(word[i]);
-        } else {
-#pragma unroll
-            for (int i = 0; i < EACH; i += 2) {
-                const u32 pair = KIND == HALF ? word[i / 2] : halves_from_e4m3(word[i / 4] >> (i % 4 * 8) & 0xffffu);
+        for (int i = 0; i < COUNT; ++i) {
+            const u32(&w)[STEP_WORDS] = word[i / EACH];
+            const int at = i % EACH;
+            if constexpr (KIND == FLOAT) {
+                v[i] = __uint_as_float(w[at]);
+            } else {
+                const u32 pair = KIND == HALF ? w[at / 2] : halves_from_e4m3(w[at / 4] >> (at % 4 / 2 * 16) & 0xffffu);
                 const float2 two = unpack_half2(pair);
-                to[i] = two.x;
-                if (i + 1 < EACH) to[i + 1] = two.y;
+                v[i] = at % 2 ? two.y : two.x;
             }
         }
     }
-}
+};
 
 template <int KIND>
-__device__ __forceinline__ float load_depth(const void* depth, u64 at) {
+__device__ __forceinline__ float load_depth(const void* depth, long long at) {
     if constexpr (KIND == FLOAT) return __ldg(static_cast<const float*>(depth) + at);
     return unpack_half2(__ldg(static_cast<const unsigned short*>(depth) + at)).x;
 }
@@ -129,7 +132,8 @@ __device__ __forceinline__ void store_results(void* out, u64 at, const float* v)
         } else if constexpr (ROW % 4 == 0 && COUNT % 4 == 0) {
 #pragma unroll
             for (int i = 0; i < COUNT; i += 4)
-                *reinterpret_cast<uint2*>(to + i) = make_uint2(pack_half2(v[i], v[i + 1]), pack_half2(v[i + 2], v[i + 3]));
+                *reinterpret_cast<uint2*>(to + i) =
+                    make_uint2(pack_half2(v[i], v[i + 1]), pack_half2(v[i + 2], v[i + 3]));
         } else if constexpr (ROW % 2 == 0 && COUNT % 2 == 0) {
 #pragma unroll
             for (int i = 0; i < COUNT; i += 2) *reinterpret_cast<u32*>(to + i) = pack_half2(v[i], v[i + 1]);

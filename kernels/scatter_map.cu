@@ -136,7 +136,8 @@ extern "C" __global__ void __launch_bounds__(THREADS) write_map(const ScatterMap
     const bool valid = key < cells, starts = valid && (i == 0 || keys[i - 1] != key);
     int total;
     const int before = block_exclusive_sum<THREADS>(starts, &total);
-    const int interval = before + chunk_exclusive_sum<THREADS>(m.status + static_cast<u64>(passes) * m.blocks, chunk, total);
+    u64* status = m.status + static_cast<u64>(passes) * m.blocks;
+    const int interval = before + chunk_exclusive_sum<THREADS>(status, chunk, total);
     if (!valid) return;
     if (starts) m.starts[interval] = i;
     const int id = ids[i];
