@@ -27,7 +27,7 @@ def share(folder: str, *patterns: str) -> list[tuple[str, list[str]]]:
 setup(
     name=NAME,
     version="0.1.0",
-    description="ROS 2 perception nodes: LiDAR detector by sparse convolution, cameras to bird's-eye view",
+    description="ROS 2 perception nodes: LiDAR detector and cameras in the bird's-eye view",
     license="Apache-2.0",
     maintainer="driveRT_ros maintainers",
     maintainer_email="maintainers@example.org",
