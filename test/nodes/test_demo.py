@@ -15,7 +15,7 @@ from PIL import Image
 
 from driveRT_ros.io.bag import BagReader
 from test.support.bags import write_drive
-from test.support.demo_files import drivert, tiny_network, tiny_scene
+from test.support.demo_files import drivert, tiny_cameras, tiny_network, tiny_scene
 
 pytestmark = pytest.mark.nodes
 
@@ -51,13 +51,65 @@ def test_a_simulated_drive_is_played_detected_recorded_and_drawn(tmp_path: Path)
     out = tmp_path / "out"
     done = drivert(
         "demo", "--duration", 0.4, "--sim-seed", 3, "--sim-config", tiny_scene(tmp_path),
-        "--config", tiny_network(tmp_path), "--out", out,
+        "--config", tiny_network(tmp_path), "--camera-config", tiny_cameras(tmp_path),
+        "--out", out,
     )  # fmt: skip
     assert done.returncode == 0, done.stdout + done.stderr
     check_results(out, 8, done.stdout)
     assert "not trained" in done.stdout
     with BagReader(out / "input_bag") as reader:
         assert reader.message_counts["/ground_truth/detections"] == 8
+        assert reader.message_counts["/CAM_BACK/image_rect_compressed"] == 3
+    assert "3 sets of images of 6 cameras" in done.stdout
+    with BagReader(out / "output_bag") as reader:
+        assert reader.message_counts["/camera_node/output/occupancy_grid"] == 3
+        assert reader.message_counts["/camera_node/output/bev_image"] == 3
+    picture = cv2.imread(str(sorted((out / "pictures").glob("*.png"))[-1]))
+    assert picture.shape[1] > 1900 and picture[:, -700:].std() > 5  # beside the clouds
+
+
+def test_without_cameras_the_demo_is_about_clouds_alone(tmp_path: Path) -> None:
+    out = tmp_path / "out"
+    done = drivert(
+        "demo", "--duration", 0.1, "--sim-config", tiny_scene(tmp_path), "--no-cameras",
+        "--config", tiny_network(tmp_path), "--out", out,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stdout + done.stderr
+    check_results(out, 2, done.stdout)
+    with BagReader(out / "input_bag") as reader:
+        assert "/CAM_BACK/image_rect_compressed" not in reader.topics
+    assert not (out / "logs" / "camera_node.log").exists()
+
+
+def test_cameras_of_a_bag_are_looked_through_offline(tmp_path: Path, data_dir: Path) -> None:
+    out = tmp_path / "out"
+    bag = data_dir / "bags" / "rosbag2_nuscenes_scene0061_kf0"
+    done = drivert(
+        "run", "--camera", "--bag", bag, "--config", tiny_cameras(tmp_path), "--out", out
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "Processed 1 camera sets of 6 images of 6 cameras" in done.stdout
+    assert re.search(r"decode +│ +\d+\.\d\d", done.stdout) and "not trained" in done.stdout
+    (picture,) = (out / "pictures").glob("*.png")
+    assert cv2.imread(str(picture)).shape == (720, 720, 3)
+    with BagReader(out / "output_bag") as reader:
+        assert reader.message_counts["/camera_node/output/occupancy_grid"] == 1
+
+
+@pytest.mark.parametrize(
+    ("arguments", "sentence"),
+    [
+        (["--camera"], "--images TOPIC"),
+        (["--camera", "--topic", "/points"], "use --images"),
+        (["--images", "/front/image_raw"], "needs --camera"),
+        (["--camera", "--images", "/a/image_raw", "/b/image_raw/compressed"], "all raw or all"),
+    ],
+)
+def test_options_that_make_no_sense_together_are_refused(
+    arguments: list[str], sentence: str
+) -> None:
+    done = drivert("run", *arguments)
+    assert done.returncode == 2 and sentence in done.stderr
 
 
 def test_a_bag_of_any_origin_is_drawn_from_its_own_topic(tmp_path: Path) -> None:
@@ -89,9 +141,13 @@ def test_kitti_frames_without_poses_are_detected_in(tmp_path: Path, data_dir: Pa
 def test_the_nuscenes_keyframe_bag_is_detected_in(tmp_path: Path, data_dir: Path) -> None:
     out = tmp_path / "out"
     bag = data_dir / "bags" / "rosbag2_nuscenes_scene0061_kf0"
-    done = drivert("demo", "--bag", bag, "--config", tiny_network(tmp_path), "--out", out)
+    done = drivert(
+        "demo", "--bag", bag, "--config", tiny_network(tmp_path),
+        "--camera-config", tiny_cameras(tmp_path), "--out", out,
+    )  # fmt: skip
     assert done.returncode == 0, done.stdout + done.stderr
     check_results(out, 1, done.stdout)
+    assert "1 sets of images of 6 cameras" in done.stdout
 
 
 @pytest.mark.slow

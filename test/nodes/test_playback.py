@@ -13,7 +13,7 @@ import pytest
 from driveRT_ros.core.errors import ConfigError, InvalidFrame
 from driveRT_ros.io.encode import encode_transforms
 from driveRT_ros.io.typestore import message_type, serialize
-from driveRT_ros.nodes.lockstep import Lockstep
+from driveRT_ros.nodes.lockstep import Lockstep, SetLockstep
 from driveRT_ros.nodes.pacing import Pacer
 from driveRT_ros.nodes.playback import Playback
 from driveRT_ros.nodes.raw import canonical, header_stamp_ns
@@ -291,3 +291,88 @@ def test_topic_filter_takes_names_patterns_and_types():
         TopicFilter.parse(["/x:nonsense"])
     with pytest.raises(ConfigError, match="'points'"):
         TopicFilter.parse(["points"])
+
+
+def settled(lock: SetLockstep) -> bool:
+    """Tell whether nobody has to wait."""
+    return lock.wait(0.01, threading.Event())
+
+
+def test_images_are_waited_for_once_every_stream_has_sent_one():
+    lock = SetLockstep(["a", "b", "c"])
+    for stamp, stream in enumerate("ab", 10):
+        lock.sent(stream, stamp)
+        assert settled(lock)  # nobody can answer half a set
+    lock.sent("c", 12)
+    threading.Timer(0.1, lambda: lock.answer(12)).start()
+    begin = time.monotonic()
+    assert lock.wait(5.0, threading.Event())
+    assert 0.05 < time.monotonic() - begin < 2.0
+
+
+def test_answer_to_an_older_set_settles_no_newer_one():
+    lock = SetLockstep(["a", "b"])
+    for stream in "ab":
+        lock.sent(stream, 20)
+    lock.answer(10)
+    assert not settled(lock)
+
+
+def test_set_that_went_without_a_newer_refused_image_is_settled_as_a_whole():
+    lock = SetLockstep(["a", "b"])
+    lock.sent("a", 20)
+    lock.sent("b", 21)  # refused by the consumer: the set has the stamp 20
+    lock.answer(20)
+    lock.sent("a", 30)
+    assert settled(lock)
+
+
+def test_dead_stream_stops_the_waiting_and_not_the_playing():
+    lock = SetLockstep(["a", "b"])
+    for stamp in range(50):
+        lock.sent("a", stamp)
+        assert settled(lock)
+
+
+def test_after_an_answer_that_never_came_images_are_not_waited_for():
+    lock = SetLockstep(["a"])
+    lock.sent("a", 1)
+    assert not settled(lock)
+    lock.sent("a", 2)
+    assert settled(lock)
+
+
+def test_playback_sends_no_second_image_before_the_first_set_is_answered():
+    images = ["/l/image", "/r/image"]
+    recorded = [
+        Recorded(topic, t * 10 * MS, b"image@%d" % (t * 10 * MS))
+        for t in range(1, 6)
+        for topic in images
+    ]
+    outstanding, most = set(), 0
+    answers: queue.Queue[int] = queue.Queue()
+
+    def publish(topic, raw):
+        nonlocal most
+        assert topic not in outstanding, "a camera was played before its set was answered"
+        outstanding.add(topic)
+        most = max(most, len(outstanding))
+        if len(outstanding) == 2:
+            answers.put(stamp_of(raw))
+
+    config = ReplayConfig(rate=0.0, lockstep_images_topic="/grid", wait_for_subscriber_s=0.0)
+    playback = Playback(config, publish, lambda _: None, lambda _: None, images)
+
+    def consume():
+        while (stamp := answers.get()) >= 0:
+            time.sleep(0.02)
+            outstanding.clear()
+            playback.images.answer(stamp)
+
+    consumer = threading.Thread(target=consume)
+    consumer.start()
+    report = playback.run(lambda topics: [m for m in recorded if topics is None], stamp_of)
+    answers.put(-1)
+    consumer.join(5.0)
+    assert report.published == {"/l/image": 5, "/r/image": 5}
+    assert (most, playback.images.answered) == (2, 5)

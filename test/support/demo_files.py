@@ -23,13 +23,37 @@ num_threads: 1
 TINY_SCENE = """
 lidar:
   num_azimuths: 180
+cameras:
+  every_nth_sweep: 3
+  scale: 0.2
 """
-"""A drive whose sweeps hold 5,760 points."""
+"""A drive whose sweeps hold 5,760 points, with small images at every third."""
 
 
 def tiny_network(folder: Path) -> Path:
     path = folder / "network.yaml"
     path.write_text(TINY_NETWORK)
+    return path
+
+
+TINY_CAMERAS = """
+model:
+  image: {size_hw: [64, 160]}
+  depth: {step_m: 4.0}
+  network:
+    neck_channels: 16
+    context_channels: 8
+    bev_channels: [8, 8, 8]
+    bev_out_channels: 8
+    head_channels: 8
+num_threads: 1
+"""
+"""A camera model that looks at six images within a tenth of a second."""
+
+
+def tiny_cameras(folder: Path) -> Path:
+    path = folder / "cameras.yaml"
+    path.write_text(TINY_CAMERAS)
     return path
 
 
