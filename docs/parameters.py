@@ -1,4 +1,4 @@
-"""Write the parameter table of README.md from the configuration: `python docs/parameters.py`."""
+"""Write the parameter tables of README.md from the configuration: `python docs/parameters.py`."""
 
 from __future__ import annotations
 
@@ -7,11 +7,12 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
+from driveRT_ros.core.camera_config import CameraConfig
 from driveRT_ros.core.config import LidarConfig
-from driveRT_ros.core.schema import Parameter
+from driveRT_ros.core.schema import Config, Parameter
 
 README = Path(__file__).resolve().parents[1] / "README.md"
-BEGIN, END = "<!-- parameters -->\n", "<!-- /parameters -->"
+TABLES: dict[str, type[Config]] = {"parameters": LidarConfig, "camera parameters": CameraConfig}
 
 
 def allowed(parameter: Parameter) -> str:
@@ -35,21 +36,24 @@ def default(parameter: Parameter) -> str:
     return f"`{value}`" if value != "" else "empty"
 
 
-def table() -> str:
+def table(config: type[Config]) -> str:
     """Return the markdown table of every parameter."""
     rows = ["| name | default | unit | values | meaning |", "|---|---|---|---|---|"]
     rows += [
         f"| `{p.name}` | {default(p)} | {p.info.unit} | {allowed(p)} | {p.info.doc} |"
-        for p in LidarConfig.parameters()
+        for p in config.parameters()
     ]
     return "\n".join(rows) + "\n"
 
 
 def with_table(text: str) -> str:
-    """Return the README with its table made anew."""
-    head, _, rest = text.partition(BEGIN)
-    _, _, tail = rest.partition(END)
-    return head + BEGIN + table() + END + tail
+    """Return the README with its tables made anew."""
+    for name, config in TABLES.items():
+        begin, end = f"<!-- {name} -->\n", f"<!-- /{name} -->"
+        head, _, rest = text.partition(begin)
+        _, _, tail = rest.partition(end)
+        text = head + begin + table(config) + end + tail
+    return text
 
 
 if __name__ == "__main__":
