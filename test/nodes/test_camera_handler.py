@@ -6,6 +6,7 @@ import dataclasses
 from collections.abc import Callable
 from typing import Any
 
+import cv2
 import numpy as np
 import pytest
 
@@ -15,13 +16,16 @@ from driveRT_ros.core.camera_stream import OK, CameraCounts, CameraStatus
 from driveRT_ros.core.config import DiagnosticsConfig
 from driveRT_ros.core.errors import InvalidFrame
 from driveRT_ros.io.camera import decode_camera_info
+from driveRT_ros.io.encode import encode_image
+from driveRT_ros.io.image import decode_image
 from driveRT_ros.nodes.camera_book import CameraBook
 from driveRT_ros.nodes.camera_diagnostics import camera_statuses
 from driveRT_ros.nodes.camera_handler import CameraHandler, outputs_of
 from driveRT_ros.nodes.health import Health
 from driveRT_ros.nodes.image_set import ImageSet, PosedImage
+from driveRT_ros.nodes.raw import message_class
 from driveRT_ros.nodes.result import FINGERPRINT, STAGES
-from test.support.camera_messages import SMALL, SMALL_HEADS, compressed, info, jpegs
+from test.support.camera_messages import SMALL, SMALL_HEADS, compressed, info, jpegs, stamped
 from test.support.camera_rig import NAMES
 from test.support.lidar_messages import SECOND as S
 
@@ -77,6 +81,24 @@ def test_times_of_all_stages_add_up() -> None:
     stage_ms = handler.handle(images(), {"bev_image"}).stage_ms
     assert tuple(stage_ms) == STAGES
     assert sum(v for k, v in stage_ms.items() if k != "total") == pytest.approx(stage_ms["total"])
+
+
+def test_raw_images_give_what_lossless_compressed_ones_give() -> None:
+    handler, _ = make()
+    raw, packed = {}, {}
+    for name, posed in images().images.items():
+        pixels = np.ascontiguousarray(decode_image(posed.msg)[..., ::-1])
+        frame = dataclasses.replace(FRAMES[name], image=pixels[..., ::-1])
+        message = encode_image(stamped(frame, S), message_class)
+        raw[name] = dataclasses.replace(posed, msg=message)
+        file = cv2.imencode(".png", pixels)[1].tobytes()
+        png = dataclasses.replace(frame, encoded=file, format="png")
+        packed[name] = dataclasses.replace(posed, msg=compressed(png, S))
+    layers = [
+        handler.handle(ImageSet(S, "base_link", kind), ()).found.bev.layers["vehicle"]
+        for kind in (raw, packed)
+    ]
+    np.testing.assert_array_equal(*layers)
 
 
 def test_truncated_image_costs_itself_alone_and_is_named() -> None:
