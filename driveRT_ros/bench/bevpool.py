@@ -29,6 +29,7 @@ from driveRT_ros.core.pool_tactics import (
     PoolShape,
     PoolTactic,
     Work,
+    candidates,
     default_tactic,
     tensors_of,
 )
@@ -68,51 +69,42 @@ def default_contenders(channels: int, formats: Sequence[str] = ("fp16", "fp8")) 
         baselines = (("V2-style", "v2"), ("V2+DO-style", "v2_depth"), ("V3-style", "v3"))
         found += [Contender(f"{n} {features}", features, PoolTactic(k)) for n, k in baselines]
         found.append(Contender(f"balanced {features}", features, PoolTactic("balanced")))
-        if features != "fp32":
-            for tactic in tile_tactics(channels)[:1]:
-                found.append(Contender(f"tiles {features}", features, tactic))
+        best = default_tactic(_shape(channels, features), _FRUSTUM)
+        if best.kind != "balanced":
+            found.append(Contender(f"{best.kind} {features}", features, best))
     found.append(Contender("torch index_add_ fp16", "fp16", torch_way="index_add"))
     found.append(Contender("torch CSR x dense fp32", "fp32", torch_way="csr"))
     return found
-
-
-def tile_tactics(channels: int) -> list[PoolTactic]:
-    """Return tile tactics worth timing, the default first."""
-    half = torch.float16
-    default = default_tactic(PoolShape(channels, half, half, half, 8), (6, 59, 16, 44))
-    found = [default]
-    for warps in (4, 8, 16):
-        for steps in (1, 2, 3, 4):
-            for groups in {default.groups, default.groups * 2}:
-                found.append(PoolTactic("tiles", warps=warps, steps=steps, groups=groups))
-    return list(dict.fromkeys(found))
 
 
 def scan_contenders(channels: int) -> list[Contender]:
     """Return every variant worth timing."""
     found = default_contenders(channels)
     for features in ("fp16", "fp8"):
-        for tactic in tile_tactics(channels):
-            for blocks in {1, max(1, 20 // tactic.warps)}:  # 20 warps have 102 registers each
-                variant = dataclasses.replace(tactic, min_blocks=blocks)
-                name = f"tiles {features} w{tactic.warps} s{tactic.steps} g{tactic.groups}"
-                name += f" b{blocks}"
-                found.append(Contender(name, features, variant))
-        best = tile_tactics(channels)[0]
-        found.append(Contender(f"tiles {features} columns", features, best, "", True))
-        for slots, chunk, flight in (
-            (16, 32, 8),
-            (16, 16, 4),
-            (8, 32, 4),
-            (32, 16, 4),
-            (16, 64, 4),
-        ):
-            tactic = PoolTactic("balanced", block_slots=slots, chunk=chunk, in_flight=flight)
-            name = f"balanced {features} s{slots} n{chunk} f{flight}"
-            found.append(Contender(name, features, tactic))
+        shape = _shape(channels, features)
+        for t in candidates(shape, _FRUSTUM):
+            name = f"{t.kind} {features} "
+            if t.kind == "tiles":
+                name += f"w{t.warps} s{t.steps} g{t.groups} b{t.min_blocks}"
+            else:
+                name += f"s{t.block_slots} n{t.chunk} f{t.in_flight}"
+            found.append(Contender(name, features, t))
+        best = default_tactic(shape, _FRUSTUM)
+        found.append(Contender(f"{best.kind} {features} by column", features, best, "", True))
         half = PoolTactic("balanced", half_sum=True)
         found.append(Contender(f"balanced {features} half sums", features, half))
     return found
+
+
+_FRUSTUM = (6, 59, 16, 44)
+
+
+def _shape(channels: int, features: str) -> PoolShape:
+    """Return the shape of aligned tensors."""
+    kind = FORMATS[features]
+    other = torch.float32 if features == "fp32" else torch.float16
+    align = math.gcd(16, channels * kind.itemsize) // kind.itemsize
+    return PoolShape(channels, kind, other, other, align)
 
 
 class CaseBench:
@@ -374,10 +366,7 @@ def _compile(cases: Sequence[PoolCase], contenders: Callable[[int], Sequence[Con
     for case in cases:
         for contender in contenders(case.channels):
             if contender.tactic:
-                kind = FORMATS[contender.features]
-                half = torch.float32 if contender.features == "fp32" else torch.float16
-                align = math.gcd(16, case.channels * kind.itemsize) // kind.itemsize
-                shape = PoolShape(case.channels, kind, half, half, align)
+                shape = _shape(case.channels, contender.features)
                 if not contender.tactic.supports(shape):
                     stem = "bev_pool_tiles" if contender.tactic.kind == "tiles" else "bev_pool"
                     jobs.add((stem, tuple(sorted(contender.tactic.defines(shape).items()))))

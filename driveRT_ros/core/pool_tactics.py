@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import itertools
 import json
 import math
 from collections.abc import Mapping, Sequence
@@ -350,3 +351,20 @@ def default_tactic(shape: PoolShape, frustum_shape: tuple[int, int, int, int]) -
     wide_enough = groups == 1 or shape.channels // groups >= 32
     fits = wide_enough and not tiles.supports(shape, frustum_shape)
     return tiles if fits else PoolTactic("balanced")
+
+
+def candidates(shape: PoolShape, frustum_shape: tuple[int, int, int, int]) -> list[PoolTactic]:
+    """Return the tactics that may be fastest, the default first."""
+    default = default_tactic(shape, frustum_shape)
+    least = -(-shape.channels // _MOST_CHANNELS)
+    found = [default]
+    for warps, steps, groups in itertools.product((4, 8, 16), (1, 2, 3, 4), (least, 2 * least)):
+        tiles = PoolTactic("tiles", warps=warps, steps=steps, groups=groups)
+        # Twenty warps of a multiprocessor have 102 registers each.
+        found += [tiles, dataclasses.replace(tiles, min_blocks=max(1, 20 // warps))]
+    for slots, chunk, in_flight in (
+        *((16, 32, 4), (16, 32, 8), (16, 16, 4), (8, 32, 4)),
+        *((32, 16, 4), (16, 64, 4), (16, 16, 8)),
+    ):
+        found.append(PoolTactic("balanced", block_slots=slots, chunk=chunk, in_flight=in_flight))
+    return [t for t in dict.fromkeys(found) if not t.supports(shape, frustum_shape)]

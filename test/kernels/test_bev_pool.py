@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import functools
-
 import numpy as np
 import pytest
 import torch
@@ -18,13 +16,11 @@ from test.support.pool_cases import (
     REAL_FRUSTUM,
     REAL_GRID,
     RIGS,
-    SMALL_GRID,
     empty_map,
     one_cell_map,
     random_map,
     real_rig,
-    small_frustum,
-    small_rig,
+    rig_map,
     tensors,
 )
 
@@ -32,11 +28,6 @@ F32, F16, F8 = torch.float32, torch.float16, torch.float8_e4m3fn
 TILES, BALANCED = PoolTactic("tiles"), PoolTactic("balanced")
 TOLERANCE = {"exact": 2e-6, "half": 2e-3, "half sums": 2e-2}
 """Of the largest result: float32 sums; results or weights rounded to halves; sums in halves."""
-
-
-@functools.cache
-def rig_map(rows=8, rounding="trunc"):
-    return build_scatter_map(small_rig(3), small_frustum((rows, 12)), SMALL_GRID, rounding)
 
 
 def pool(backend, tactic, scatter_map, depth, context, *, out_dtype=None, scale=1.0):

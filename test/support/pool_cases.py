@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import json
 import math
 
@@ -9,7 +10,7 @@ import numpy as np
 import torch
 
 from driveRT_ros.core.pool_types import CameraGeometry, FrustumShape, PoolGrid, ScatterMap
-from driveRT_ros.core.reference.bev_pool import map_of_cells
+from driveRT_ros.core.reference.bev_pool import build_scatter_map, map_of_cells
 
 RIGS = ("n008-2018-08-01_scene-0103", "n015-2018-07-24_scene-0061")
 REAL_FRUSTUM = FrustumShape((256, 704), (16, 44), 1.0, 60.0, 1.0)
@@ -51,6 +52,12 @@ def small_frustum(feature_size_hw=(8, 12), depth=(1.0, 13.0, 1.0)):
 
 
 SMALL_GRID = PoolGrid(-9.0, 9.0, 1.5, -9.0, 9.0, 1.0, -3.0, 3.0, 3.0)
+
+
+@functools.cache
+def rig_map(rows=8, rounding="trunc"):
+    """Return the map of three small cameras."""
+    return build_scatter_map(small_rig(3), small_frustum((rows, 12)), SMALL_GRID, rounding)
 
 
 def real_rig(data_dir, name):
