@@ -386,8 +386,13 @@ inline void start_block(Block& b, Dim3 index) {
     b.index = index;
     b.threads = b.live = run->block.x * run->block.y * run->block.z;
     if (static_cast<int>(b.fibers.size()) != b.threads) {
-        for (Fiber& f : b.fibers)
-            if (f.stack) munmap(f.stack - kGuardBytes, kStackBytes + kGuardBytes);
+        for (Fiber& f : b.fibers) {
+            if (!f.stack) continue;
+#if SHIM_ASAN
+            ASAN_UNPOISON_MEMORY_REGION(f.stack, kStackBytes);  // whoever gets this memory next may use it
+#endif
+            munmap(f.stack - kGuardBytes, kStackBytes + kGuardBytes);
+        }
         b.fibers.assign(b.threads, Fiber());
         for (Fiber& f : b.fibers) {
             char* low = static_cast<char*>(mmap(nullptr, kStackBytes + kGuardBytes, PROT_READ | PROT_WRITE,
