@@ -17,6 +17,7 @@ constexpr int kFirstLevel = 3, kUnion = 6;  // places in `levels`
 
 // One warp a cell.
 extern "C" __global__ void __launch_bounds__(256, 4) bev_merge(const Level* levels, const __grid_constant__ Merge m) {
+    begin_dependent();
     const Level& bev = levels[kUnion];
     const int rows = rows_of(bev), lane = threadIdx.x & 31, warps = gridDim.x * 8;
     for (int row = blockIdx.x * 8 + (threadIdx.x >> 5); row < rows; row += warps) {
@@ -30,7 +31,7 @@ extern "C" __global__ void __launch_bounds__(256, 4) bev_merge(const Level* leve
                 for (int z = 0; z < level.nz; ++z) {
                     Window cell;
                     cell.load(level, z, y / scale, x / scale, 1, 1);
-                    if (!(cell.triple(0) & 1u)) continue;
+                    if (!(cell.bits() & 1u)) continue;
                     const int source = cell.row(0, 0);
                     if (source < level.row_capacity)
                         sum = add(sum, load_features(m.x[i], static_cast<long long>(source) * m.channels4 + c));

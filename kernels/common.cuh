@@ -33,6 +33,16 @@ __device__ __forceinline__ void copy_wait() {
 #define SPIN_YIELD()  // the shim runs another thread here
 #endif
 
+// The first statement of every kernel: lets the next kernel of the stream start its blocks, then
+// waits until the one before is done and its results can be read. Both do nothing in a launch that
+// is not dependent (core/cuda.py).
+__device__ __forceinline__ void begin_dependent() {
+#if __CUDA_ARCH__ >= 900
+    asm volatile("griddepcontrol.launch_dependents;\n" ::: "memory");
+    asm volatile("griddepcontrol.wait;\n" ::: "memory");
+#endif
+}
+
 // Exclusive prefix sum over a block of THREADS threads; *total receives the sum of all.
 template <int THREADS>
 __device__ __forceinline__ int block_exclusive_sum(int value, int* total) {
@@ -56,52 +66,32 @@ __device__ __forceinline__ int block_exclusive_sum(int value, int* total) {
     return before + inclusive - value;
 }
 
-// Exclusive prefix over chunks that different blocks sum, each with its own `total`, in one pass.
-// Chunks are taken in order from a ticket, so every chunk waited for is already running. A status
-// word holds state and value together (1: own total; 2: prefix with own total) and starts at zero.
+// What all chunks before this one add up to, each summed by a block of its own; `total` is this one's
+// and below 2^63. Every block adds up the words before its own, so that none waits for a prefix, only
+// for sums. Words start at zero. Blocks take chunks in the order of their index, in which the GPU
+// starts them: every chunk waited for is already running.
 template <int THREADS>
-__device__ __forceinline__ int chunk_exclusive_sum(u64* status, int chunk, int total) {
-    __shared__ int shared_prefix;
-    if (threadIdx.x < 32) {
-        volatile u64* words = status;
-        const int lane = threadIdx.x;
-        int prefix = 0;
-        if (chunk > 0) {
-            if (lane == 0) words[chunk] = 1ull << 32 | static_cast<u32>(total);
-            for (int nearest = chunk - 1, done = 0; !done; nearest -= 32) {
-                const int at = nearest - lane;
-                u64 word = 2ull << 32;  // before the first chunk: a prefix of zero
-                if (at >= 0)
-                    do {
-                        SPIN_YIELD();
-                        word = words[at];
-                    } while (!(word >> 32));
-                const u32 final_lanes = __ballot_sync(0xffffffffu, (word >> 32) == 2);
-                const int last = final_lanes ? __ffs(final_lanes) - 1 : 31;
-                int value = lane <= last ? static_cast<int>(static_cast<u32>(word)) : 0;
-                for (int d = 16; d; d /= 2) value += __shfl_xor_sync(0xffffffffu, value, d);
-                prefix += value;
-                done = final_lanes != 0;
-            }
-        }
-        if (lane == 0) {
-            words[chunk] = 2ull << 32 | static_cast<u32>(prefix + total);
-            shared_prefix = prefix;
-        }
+__device__ __forceinline__ u64 sum_before(u64* published, int chunk, u64 total) {
+    __shared__ u64 warp_sums[THREADS / 32];
+    constexpr u64 present = 1ull << 63;
+    volatile u64* words = published;
+    if (threadIdx.x == 0) words[chunk] = present | total;
+    u64 sum = 0;
+    for (int at = threadIdx.x; at < chunk; at += THREADS) {
+        u64 word;
+        do {
+            SPIN_YIELD();
+            word = words[at];
+        } while (!(word & present));
+        sum += word & ~present;
     }
+    for (int d = 16; d; d /= 2) sum += __shfl_xor_sync(0xffffffffu, sum, d);
+    if ((threadIdx.x & 31) == 0) warp_sums[threadIdx.x >> 5] = sum;
     __syncthreads();
-    const int prefix = shared_prefix;
-    __syncthreads();
-    return prefix;
-}
-
-// Next chunk for the whole block.
-__device__ __forceinline__ int take_chunk(int* ticket) {
-    __shared__ int shared_chunk;
-    __syncthreads();
-    if (threadIdx.x == 0) shared_chunk = atomicAdd(ticket, 1);
-    __syncthreads();
-    return shared_chunk;
+    sum = 0;
+    for (int w = 0; w < THREADS / 32; ++w) sum += warp_sums[w];
+    __syncthreads();  // warp_sums may be used again at once
+    return sum;
 }
 
 // ---- four floats at a time --------------------------------------------------------------------

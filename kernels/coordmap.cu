@@ -105,6 +105,7 @@ __device__ __forceinline__ void list_row_units(Units& units, const Level* levels
 
 // Mask of each row, the number of rows of each pattern, and the useful taps of the domain.
 extern "C" __global__ void __launch_bounds__(kThreads) mask_rows(const Level* levels, const Domain* domains, int n_domains) {
+    begin_dependent();
     __shared__ int bins[kMaxBins], useful;
     __shared__ Units units;
     list_row_units(units, levels, domains, n_domains);
@@ -127,7 +128,7 @@ extern "C" __global__ void __launch_bounds__(kThreads) mask_rows(const Level* le
             for (int kz = 0; kz < d.kz; ++kz) {
                 Window window;
                 window.load(in, z + kz, y, x, 3, 3);
-                mask |= (window.triple(0) | window.triple(1) << 3 | window.triple(2) << 6) << kz * 9;
+                mask |= window.bits() << kz * 9;
             }
             d.mask[row] = mask;
             taps += __popc(mask);
@@ -146,6 +147,7 @@ extern "C" __global__ void __launch_bounds__(kThreads) mask_rows(const Level* le
 // Puts each row into its place in every group that uses it; every group starts on a whole tile.
 // A block counts its rows by pattern, takes a range of each pattern at once, then places them.
 extern "C" __global__ void __launch_bounds__(kThreads, 4) order_rows(const Level* levels, const Domain* domains, int n_domains) {
+    begin_dependent();
     __shared__ int counts[kMaxBins], places[kMaxBins + 1], shift[kMaxGroups], end[kMaxGroups], next[kMaxGroups];
     __shared__ Units units;
     list_row_units(units, levels, domains, n_domains);
@@ -246,6 +248,7 @@ __device__ __forceinline__ void exchange(u64 (&held)[kHeld], int first, int size
 }
 
 extern "C" __global__ void __launch_bounds__(kThreads) sort_rows(const Level* levels, const Domain* domains, int n_domains) {
+    begin_dependent();
     __shared__ u64 keys[kHeld][kThreads];
     __shared__ Units units;
     list_units(units, n_domains, [&](int i) {
@@ -291,6 +294,7 @@ extern "C" __global__ void __launch_bounds__(kThreads) sort_rows(const Level* le
 
 // One warp a tile: union of taps and the input rows of each used tap.
 extern "C" __global__ void __launch_bounds__(kThreads, 4) fill_tiles(const Level* levels, const Domain* domains, int n_domains) {
+    begin_dependent();
     __shared__ Units units;
     list_units(units, n_domains, [&](int d) { return min(domains[d].counts[0], domains[d].tile_capacity); });
     const int lane = threadIdx.x & 31, warps = gridDim.x * (kThreads / 32);
@@ -343,6 +347,7 @@ extern "C" __global__ void __launch_bounds__(kThreads, 4) fill_tiles(const Level
 // grid (domains): dearest tiles first, so that no block starts a long tile while others finish; and
 // the executed taps of the domain.
 extern "C" __global__ void __launch_bounds__(kRankThreads) rank_tiles(const Domain* domains) {
+    begin_dependent();
     __shared__ int tiles_of[kMaxTaps + 1], next[kMaxTaps + 1];
     const Domain d = domains[blockIdx.x];
     const int tiles = min(d.counts[0], d.tile_capacity);

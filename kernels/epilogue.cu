@@ -26,6 +26,7 @@ struct Finish {
 };
 
 extern "C" __global__ void __launch_bounds__(kThreads, 4) finish_groups(const Level* levels, const __grid_constant__ Finish f) {
+    begin_dependent();
     const Level& level = levels[f.level];
     const long long count = static_cast<long long>(rows_of(level)) * kColumns, stride = gridDim.x * kThreads;
     const long long group_size = static_cast<long long>(level.row_capacity) * kColumns;

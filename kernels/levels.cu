@@ -1,5 +1,9 @@
 // Builds the bitmaps of every level of a frame before any convolution runs.
 //
+// Three launches: mark the cells of level 1; number them, and mark those of all other levels; number
+// these. Cells are marked in a bitmap of the whole grid, which is empty between frames: numbering
+// moves it to the leaves that are active, where all later kernels look, and clears it.
+//
 // All levels follow from level 1 alone: with kernel 3, stride 2 and padding 1 on every level, a cell
 // o of stride s is active if and only if level 1 has a cell x with |x - s o| < s on each axis. So
 // each leaf of level 1 marks a window of at most 5 x 5 x 5 cells on every other level, and no level
@@ -9,16 +13,17 @@
 
 constexpr int kThreads = 256;
 
-// Marks read before they write: most bits are set already, and a stale read only costs an atomic.
+struct Levels {
+    Level at[8];
+};
+
+// Marks read before they write: most bits are set already, and an atomic costs more than a read.
 __device__ __forceinline__ void mark_leaves(const Level& level, int word, u32 bits) {
-    if (bits & ~level.top[word].x) atomicOr(&level.top[word].x, bits);
+    if (bits & ~__ldcg(&level.top[word].x)) atomicOr(&level.top[word].x, bits);
 }
 
-__device__ __forceinline__ void mark_cells(const Level& level, int leaf_cell, int z, u64 bits) {
-    const int leaf = leaf_index(level, leaf_cell);
-    if (leaf < 0) return;
-    u64* word = &level.leaf[leaf * kWordsPerLeaf + (z & 7)].x;
-    if (bits & ~*word) atomicOr(word, bits);
+__device__ __forceinline__ u64* word_of(const Level& level, int leaf_cell, int z) {
+    return level.cells + static_cast<long long>(leaf_cell) * kWordsPerLeaf + (z & 7);
 }
 
 // ---- level 1 from points --------------------------------------------------------------------
@@ -37,12 +42,11 @@ __device__ __forceinline__ int cell_of(float p, float low, float size, int cells
     return c >= 0.f && c < static_cast<float>(cells) ? static_cast<int>(c) : -1;
 }
 
-// points (n, stride) -> point_cell (n): leaf raster index and bit of each point, and the leaves.
+// points (n, stride) -> point_cell (n): leaf raster index and bit of each point; and the cells.
 // dropped: non-finite points, points outside.
-extern "C" __global__ void mark_points(const Level* levels, const VoxelGrid* voxel_grid, const float* points,
-                                       const int* n_points, int2* point_cell, int* dropped) {
-    const Level level = levels[0];
-    const VoxelGrid grid = *voxel_grid;
+extern "C" __global__ void mark_points(const __grid_constant__ Level level, const __grid_constant__ VoxelGrid grid,
+                                       const float* points, const int* n_points, int2* point_cell, int* dropped) {
+    begin_dependent();
     const int n = *n_points;
     int non_finite = 0, outside = 0;
     for (int i = blockIdx.x * blockDim.x + threadIdx.x; i < n; i += gridDim.x * blockDim.x) {
@@ -57,6 +61,8 @@ extern "C" __global__ void mark_points(const Level* levels, const VoxelGrid* vox
         if (finite && in_range && x >= 0 && y >= 0 && z >= 0) {
             const LeafBit at = leaf_bit(level, z, y, x);
             cell = make_int2(at.leaf_cell, at.word * 64 + at.bit);
+            u64* word = word_of(level, at.leaf_cell, at.word);
+            if (!(__ldcg(word) >> at.bit & 1)) atomicOr(word, 1ull << at.bit);
             mark_leaves(level, at.leaf_cell >> 5, 1u << (at.leaf_cell & 31));
         } else if (finite) {
             ++outside;
@@ -76,37 +82,7 @@ extern "C" __global__ void mark_points(const Level* levels, const VoxelGrid* vox
     }
 }
 
-// Marks the level-1 cell of each point.
-extern "C" __global__ void mark_voxels(const Level* levels, const int2* point_cell, const int* n_points) {
-    const Level level = levels[0];
-    const int n = *n_points;
-    for (int i = blockIdx.x * blockDim.x + threadIdx.x; i < n; i += gridDim.x * blockDim.x) {
-        const int2 cell = point_cell[i];
-        if (cell.x >= 0) mark_cells(level, cell.x, cell.y >> 6, 1ull << (cell.y & 63));
-    }
-}
-
 // ---- from set bits to numbers ---------------------------------------------------------------
-
-// grid (blocks, levels): numbers the leaves of each level and clears their words.
-extern "C" __global__ void __launch_bounds__(kThreads) number_leaves(const Level* levels, int first_level) {
-    const Level level = levels[first_level + blockIdx.y];
-    const int chunks = (level.top_words + kThreads - 1) / kThreads;
-    for (int chunk; (chunk = take_chunk(level.counts + 2)) < chunks;) {
-        const int at = chunk * kThreads + threadIdx.x;
-        const u32 bits = at < level.top_words ? level.top[at].x : 0u;
-        int total, leaf = block_exclusive_sum<kThreads>(__popc(bits), &total);
-        const int before = chunk_exclusive_sum<kThreads>(level.leaf_status, chunk, total);
-        leaf += before;
-        if (at < level.top_words) level.top[at].y = leaf;
-        for (u32 rest = bits; rest; rest &= rest - 1, ++leaf)
-            if (leaf < level.leaf_capacity) level.leaf_cell[leaf] = at * 32 + __ffs(rest) - 1;
-        const int words = min(before + total, level.leaf_capacity) * kWordsPerLeaf;
-        for (int w = before * kWordsPerLeaf + threadIdx.x; w < words; w += kThreads)
-            level.leaf[w] = make_ulonglong2(0, 0);
-        if (chunk == chunks - 1 && threadIdx.x == 0) level.counts[0] = before + total;
-    }
-}
 
 // Position of set bit number `n` of a word that has more than n.
 __device__ __forceinline__ int nth_bit(u64 word, int n) {
@@ -119,35 +95,76 @@ __device__ __forceinline__ int nth_bit(u64 word, int n) {
     return at;
 }
 
-// grid (blocks, levels): numbers the rows of each level and writes their coordinates. A block
-// numbers 256 words, then its threads share the rows evenly, however they crowd.
-extern "C" __global__ void __launch_bounds__(kThreads) number_rows(const Level* levels, int first_level) {
+constexpr int kMostChunkWords = 8;  // so that the leaves of a chunk fit
+
+// Lists the leaves of up to 32 top words, one a lane of the first warp, in order; returns how many,
+// and to each of these lanes how many lie before its word. leaves: room for 32 a word.
+__device__ __forceinline__ int list_leaves(u32 bits, int word, int* leaves, int* before) {
+    __shared__ int listed;
+    if (threadIdx.x < 32) {
+        int end = __popc(bits);
+        for (int d = 1; d < 32; d *= 2) {
+            const int left = __shfl_up_sync(0xffffffffu, end, d);
+            if (threadIdx.x >= d) end += left;
+        }
+        int leaf = *before = end - __popc(bits);
+        for (u32 rest = bits; rest; rest &= rest - 1) leaves[leaf++] = word * 32 + __ffs(rest) - 1;
+        if (threadIdx.x == 31) listed = end;
+    }
+    __syncthreads();
+    return listed;
+}
+
+__device__ __forceinline__ int chunks_of(const Level& level) {
+    return (level.top_words + level.chunk_words - 1) / level.chunk_words;
+}
+
+// Numbers the leaves and rows of one chunk, writes the leaves and the coordinates of the rows, and
+// empties the cells where `last` use. The threads share the rows evenly, however they crowd.
+__device__ __forceinline__ void number_chunk(const Level& level, int chunk, bool last) {
+    __shared__ int leaves[kMostChunkWords * 32], starts[kThreads];
     __shared__ u64 words[kThreads];
-    __shared__ int starts[kThreads];
-    const Level level = levels[first_level + blockIdx.y];
-    const int n_words = min(level.counts[0], level.leaf_capacity) * kWordsPerLeaf;
-    const int chunks = (n_words + kThreads - 1) / kThreads;
-    for (int chunk; (chunk = take_chunk(level.counts + 3)) < chunks;) {
-        const int at = chunk * kThreads + threadIdx.x;
-        const u64 bits = at < n_words ? level.leaf[at].x : 0ull;
+    const int top = chunk * level.chunk_words + threadIdx.x;
+    const bool mine = threadIdx.x < level.chunk_words && top < level.top_words;
+    int leaves_before;
+    const int n_leaves = list_leaves(mine ? level.top[top].x : 0u, top, leaves, &leaves_before);
+    const int n_words = n_leaves * kWordsPerLeaf;
+    int n_rows = 0;
+    for (int w = threadIdx.x; w < n_words; w += kThreads) n_rows += __popcll(*word_of(level, leaves[w / kWordsPerLeaf], w));
+    block_exclusive_sum<kThreads>(n_rows, &n_rows);
+    const u64 before = sum_before<kThreads>(level.chunk_sums, chunk, static_cast<u64>(n_leaves) << 32 | static_cast<u32>(n_rows));
+    const int leaf0 = static_cast<int>(before >> 32);
+    int row0 = static_cast<int>(static_cast<u32>(before));
+    if (mine) level.top[top].y = leaf0 + leaves_before;
+    if (threadIdx.x == 0 && chunk == chunks_of(level) - 1) level.counts[0] = leaf0 + n_leaves, level.counts[1] = row0 + n_rows;
+    for (int base = 0; base < n_words; base += kThreads) {
+        const int w = base + threadIdx.x, leaf = leaf0 + w / kWordsPerLeaf;
+        u64 bits = 0;
+        if (w < n_words) {
+            u64* from = word_of(level, leaves[w / kWordsPerLeaf], w);
+            bits = *from;
+            if (last && bits) *from = 0;
+        }
         int total;
         words[threadIdx.x] = bits;
         starts[threadIdx.x] = block_exclusive_sum<kThreads>(__popcll(bits), &total);
-        const int before = chunk_exclusive_sum<kThreads>(level.row_status, chunk, total);
-        if (at < n_words) level.leaf[at].y = before + starts[threadIdx.x];
-        for (int r = threadIdx.x; r < total && before + r < level.row_capacity; r += kThreads) {
+        if (w < n_words && leaf < level.leaf_capacity)
+            level.leaf[leaf * kWordsPerLeaf + w % kWordsPerLeaf] = make_ulonglong2(bits, row0 + starts[threadIdx.x]);
+        __syncthreads();
+        for (int r = threadIdx.x; r < total && row0 + r < level.row_capacity; r += kThreads) {
             int word = 0;  // the last word that starts at or before row r
 #pragma unroll
             for (int step = kThreads / 2; step; step /= 2)
                 if (starts[word + step] <= r) word += step;
             const int bit = nth_bit(words[word], r - starts[word]);
-            const int cell = level.leaf_cell[chunk * (kThreads / kWordsPerLeaf) + word / kWordsPerLeaf];
-            int* c = level.coords + (before + r) * 3LL;
-            c[0] = cell / (level.lx * level.ly) * 8 + (word & 7);
-            c[1] = cell / level.lx % level.ly * 8 + (bit >> 3);
-            c[2] = cell % level.lx * 8 + (bit & 7);
+            const int cell = leaves[(base + word) / kWordsPerLeaf], line = cell / level.lx, layer = line / level.ly;
+            int* c = level.coords + (row0 + r) * 3LL;
+            c[0] = layer * 8 + (word & 7);
+            c[1] = (line - layer * level.ly) * 8 + (bit >> 3);
+            c[2] = (cell - line * level.lx) * 8 + (bit & 7);
         }
-        if (chunk == chunks - 1 && threadIdx.x == 0) level.counts[1] = before + total;
+        row0 += total;
+        __syncthreads();
     }
 }
 
@@ -189,8 +206,8 @@ __device__ __forceinline__ u64 activated(u64 cells, int stride, int offset_y, in
 // the same few words.
 constexpr int kSeenWords = 1024;
 
-// Sets the cells of a window whose first cell is (z, y, x), clipped to the level; y, x >= -1.
-// Where `seen` is given, marks the leaves of those cells instead.
+// Sets the cells of a window whose first cell is (z, y, x), clipped to the level; y, x >= -1. Whoever
+// finds a cell set leaves its leaf to the one that set it.
 __device__ __forceinline__ void mark_window(const Level& level, u32* seen, int z, int y, int x, u64 window) {
     if (y < 0) window >>= 8, y = 0;
     if (x < 0) window = window >> 1 & 0x7f7f7f7f7f7f7f7full, x = 0;
@@ -203,13 +220,16 @@ __device__ __forceinline__ void mark_window(const Level& level, u32* seen, int z
     const u64 left = (window & near_columns) << ox, right = ox ? (window & ~near_columns) >> (8 - ox) : 0;
     const u64 parts[4] = {left << oy * 8, right << oy * 8, oy ? left >> (8 - oy) * 8 : 0, oy ? right >> (8 - oy) * 8 : 0};
     const int leaf_cell = ((z >> 3) * level.ly + (y >> 3)) * level.lx + (x >> 3);
+    u64 missing[4];
+#pragma unroll
+    for (int i = 0; i < 4; ++i)
+        missing[i] = parts[i] ? parts[i] & ~__ldcg(word_of(level, leaf_cell + (i >> 1) * level.lx + (i & 1), z)) : 0;
 #pragma unroll
     for (int i = 0; i < 4; ++i) {
-        if (!parts[i]) continue;
+        if (!missing[i]) continue;
         const int cell = leaf_cell + (i >> 1) * level.lx + (i & 1);
-        if (!seen)
-            mark_cells(level, cell, z, parts[i]);
-        else if (cell >> 5 < kSeenWords)
+        atomicOr(word_of(level, cell, z), missing[i]);
+        if (cell >> 5 < kSeenWords)
             atomicOr(seen + (cell >> 5), 1u << (cell & 31));
         else
             mark_leaves(level, cell >> 5, 1u << (cell & 31));
@@ -217,22 +237,22 @@ __device__ __forceinline__ void mark_window(const Level& level, u32* seen, int z
 }
 
 // Marks what one leaf of level 1 activates in slice k of its window on a level.
-__device__ __forceinline__ void mark_from_leaf(const Level& level, u32* seen, const ulonglong2* leaf, int k, int z0, int y0, int x0) {
+__device__ __forceinline__ void mark_from_leaf(const Level& level, u32* seen, const u64* leaf, int k, int z0, int y0, int x0) {
     if (level.kind == 0) {
-        const int s = level.stride;
+        const int s = level.stride, bits = __ffs(s) - 1;
         int low, high;
-        covering(s, z0 % s, k, &low, &high);
+        covering(s, z0 & (s - 1), k, &low, &high);
         u64 cells = 0;
-        for (int i = low; i <= high; ++i) cells |= leaf[i].x;
-        if (cells && z0 / s + k < level.nz)
-            mark_window(level, seen, z0 / s + k, y0 / s, x0 / s, activated(cells, s, y0 % s, x0 % s));
+        for (int i = low; i <= high; ++i) cells |= leaf[i];
+        if (cells && (z0 >> bits) + k < level.nz)
+            mark_window(level, seen, (z0 >> bits) + k, y0 >> bits, x0 >> bits, activated(cells, s, y0 & (s - 1), x0 & (s - 1)));
         return;
     }
     u64 cells = 0;
-    for (int i = 0; i < kWordsPerLeaf; ++i) cells |= leaf[i].x;
-    const int s = 8 << k;  // of the level that is merged
-    for (u64 rest = activated(cells, s, y0 % s, x0 % s); rest; rest &= rest - 1) {
-        const int bit = __ffsll(rest) - 1, y = (y0 / s + (bit >> 3)) * (s / 8), x = (x0 / s + (bit & 7)) * (s / 8);
+    for (int i = 0; i < kWordsPerLeaf; ++i) cells |= leaf[i];
+    const int s = 8 << k, bits = 3 + k;  // of the level that is merged
+    for (u64 rest = activated(cells, s, y0 & (s - 1), x0 & (s - 1)); rest; rest &= rest - 1) {
+        const int bit = __ffsll(rest) - 1, y = ((y0 >> bits) + (bit >> 3)) << k, x = ((x0 >> bits) + (bit & 7)) << k;
         if (y >= level.ny || x >= level.nx) continue;
         if (level.kind == 1)
             mark_window(level, seen, 0, y, x, 1ull);
@@ -241,25 +261,56 @@ __device__ __forceinline__ void mark_from_leaf(const Level& level, u32* seen, co
     }
 }
 
-// grid (blocks, levels - 1), one thread a leaf of level 1 and slice of its window: marks the leaves
-// (pass 0) or the cells (pass 1) of one level.
-extern "C" __global__ void __launch_bounds__(kThreads) mark_levels(const Level* levels, int pass) {
-    __shared__ u32 shared_seen[kSeenWords];
-    const Level source = levels[0], level = levels[1 + blockIdx.y];
-    u32* seen = pass == 0 ? shared_seen : nullptr;
+// Marks the cells and leaves of one level, one thread a leaf of level 1 and slice of its window. The
+// blocks of a level share the top words of level 1 like cards: crowded leaves are neighbours.
+__device__ __forceinline__ void mark_level(const Level& source, const Level& level, int block, int blocks) {
+    __shared__ u32 seen[kSeenWords];
+    __shared__ int leaves[32 * 32];
     const int seen_words = min(level.top_words, kSeenWords);
-    if (seen)
-        for (int i = threadIdx.x; i < seen_words; i += kThreads) seen[i] = 0;
-    __syncthreads();
-    const int leaves = min(source.counts[0], source.leaf_capacity);
+    for (int i = threadIdx.x; i < seen_words; i += kThreads) seen[i] = 0;
     const int slices = level.kind == 0 ? targets(level.stride) : 3;
-    for (int i = blockIdx.x * kThreads + threadIdx.x; i < leaves * slices; i += gridDim.x * kThreads) {
-        const int leaf = i / slices, cell = source.leaf_cell[leaf];
-        const int z0 = cell / (source.lx * source.ly) * 8, y0 = cell / source.lx % source.ly * 8, x0 = cell % source.lx * 8;
-        mark_from_leaf(level, seen, source.leaf + leaf * kWordsPerLeaf, i % slices, z0, y0, x0);
+    for (int first = block; first < source.top_words; first += 32 * blocks) {
+        const int top = first + threadIdx.x * blocks;
+        int before;
+        const int n = list_leaves(threadIdx.x < 32 && top < source.top_words ? source.top[top].x : 0u, top, leaves, &before);
+        for (int i = threadIdx.x; i < n * slices; i += kThreads) {
+            const int cell = leaves[i / slices], line = cell / source.lx, layer = line / source.ly;
+            const int y0 = (line - layer * source.ly) * 8, x0 = (cell - line * source.lx) * 8;
+            mark_from_leaf(level, seen, word_of(source, cell, 0), i % slices, layer * 8, y0, x0);
+        }
+        __syncthreads();
     }
-    __syncthreads();
-    if (seen)
-        for (int i = threadIdx.x; i < seen_words; i += kThreads)
-            if (seen[i]) mark_leaves(level, i, seen[i]);
+    for (int i = threadIdx.x; i < seen_words; i += kThreads)
+        if (seen[i]) mark_leaves(level, i, seen[i]);
+}
+
+// grid: one block a chunk of level 1, which it numbers; then `blocks` for each other level, which
+// they mark.
+extern "C" __global__ void __launch_bounds__(kThreads) mark_levels(const __grid_constant__ Levels levels, int blocks) {
+    begin_dependent();
+    const Level& source = levels.at[0];
+    const int block = static_cast<int>(blockIdx.x) - chunks_of(source);
+    if (block < 0)
+        number_chunk(source, blockIdx.x, false);
+    else
+        mark_level(source, levels.at[1 + block / blocks], block % blocks, blocks);
+}
+
+// grid: one block a chunk of each level but the first, which it numbers; then one for 32 top words of
+// level 1, whose cells it clears.
+extern "C" __global__ void __launch_bounds__(kThreads) number_levels(const __grid_constant__ Levels levels) {
+    begin_dependent();
+    int block = blockIdx.x;
+    for (int l = 1; l < 8; ++l) {
+        const int chunks = chunks_of(levels.at[l]);
+        if (block < chunks) return number_chunk(levels.at[l], block, true);
+        block -= chunks;
+    }
+    const Level& first = levels.at[0];
+    const int top = block * 32 + threadIdx.x / 8;  // eight threads a word, every eighth leaf each
+    u32 bits = top < first.top_words ? first.top[top].x & 0x01010101u << (threadIdx.x & 7) : 0u;
+    for (; bits; bits &= bits - 1) {
+        ulonglong2* leaf = reinterpret_cast<ulonglong2*>(word_of(first, top * 32 + __ffs(bits) - 1, 0));
+        for (int i = 0; i < kWordsPerLeaf / 2; ++i) leaf[i] = make_ulonglong2(0, 0);
+    }
 }

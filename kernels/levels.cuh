@@ -16,15 +16,15 @@ struct Level {
     int stride;             // edge of a cell in cells of level 1 (3-D levels)
     int kind;               // 0: 3-D; 1: bird's-eye union; 2: its 3 x 3 dilation
     int top_words;
+    int chunk_words;        // top words that one block numbers: 1 or 8
     int leaf_capacity;      // leaves that fit
     int row_capacity;       // rows that fit
     uint2* top;             // (top_words) leaf bits, leaves before
+    u64* cells;             // (leaves of the grid, 8) cell bits by raster index; empty between frames
     ulonglong2* leaf;       // (leaf_capacity, 8) cell bits, rows before
-    int* leaf_cell;         // (leaf_capacity) raster index of each leaf
     int* coords;            // (row_capacity, 3) z, y, x
-    int* counts;            // leaves, rows (true numbers, also where more than fit), two tickets
-    u64* leaf_status;       // one word a chunk, for the prefix sums
-    u64* row_status;
+    int* counts;            // leaves, rows (true numbers, also where more than fit)
+    u64* chunk_sums;        // leaves and rows of each chunk
 };
 
 struct LeafBit {
@@ -48,6 +48,9 @@ __device__ __forceinline__ int leaf_index(const Level& level, int leaf_cell) {
 }
 
 __device__ __forceinline__ int rows_of(const Level& level) { return min(level.counts[1], level.row_capacity); }
+
+// The low half of 128 bits shifted right by less than 64.
+__device__ __forceinline__ u32 funnel(u64 low, u64 high, int by) { return static_cast<u32>(low >> by | high << 1 << (63 - by)); }
 
 // The up to 2 x 2 words of one z plane that hold a window of at most 3 x 3 cells.
 struct Window {
@@ -79,14 +82,13 @@ struct Window {
             }
     }
 
-    // Bits of three cells along x in window row dy.
-    __device__ __forceinline__ u32 triple(int dy) const {
-        const int y = y0 + dy;
-        const bool upper = (y >> 3) > (y0 >> 3);
-        const u64 left = upper ? word[1][0].x : word[0][0].x, right = upper ? word[1][1].x : word[0][1].x;
-        const int shift = (y & 7) * 8;
-        const u32 both = static_cast<u32>(left >> shift & 255u) | static_cast<u32>(right >> shift & 255u) << 8;
-        return both >> (x0 & 7) & 7u;
+    // Active cells of three rows of three: bit = row * 3 + column.
+    __device__ __forceinline__ u32 bits() const {
+        const int down = (y0 & 7) * 8, right = x0 & 7;
+        const u32 near = funnel(word[0][0].x, word[1][0].x, down), far = funnel(word[0][1].x, word[1][1].x, down);
+        const u32 row0 = (near & 255u) | (far & 255u) << 8, row1 = (near >> 8 & 255u) | (far & 0xff00u);
+        const u32 row2 = (near >> 16 & 255u) | (far >> 8 & 0xff00u);
+        return (row0 >> right & 7u) | (row1 >> right & 7u) << 3 | (row2 >> right & 7u) << 6;
     }
 
     // Row of the cell (dy, dx), which must be active.

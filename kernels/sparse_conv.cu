@@ -126,6 +126,7 @@ __device__ __forceinline__ void multiply(float (&acc)[RPT][CPT], const float* a,
 
 extern "C" __global__ void __launch_bounds__(kThreads, MIN_BLOCKS)
 sparse_conv(const __grid_constant__ Convolution c) {
+    begin_dependent();
     SHARED_DYNAMIC(float, smem);
     // Two, since a tile without taps has no other barrier: one may be written while one is read.
     __shared__ int next_tile[2];

@@ -135,6 +135,7 @@ __device__ __forceinline__ void convolve(const Convolution& c, char* smem) {
 #endif
 
 extern "C" __global__ void __launch_bounds__(kThreads, MIN_BLOCKS) sparse_conv_direct(const __grid_constant__ Convolution c) {
+    begin_dependent();
     SHARED_DYNAMIC(float4, shared);
     convolve(c, reinterpret_cast<char*>(shared));
 }

@@ -41,6 +41,7 @@ __device__ __forceinline__ void multiply(Sum (&sum)[kR][kC][4], const char* x, c
 }
 
 extern "C" __global__ void __launch_bounds__(kThreads, MIN_BLOCKS) sparse_conv_mma(const __grid_constant__ Convolution c) {
+    begin_dependent();
     SHARED_DYNAMIC(float4, shared);
     __shared__ Tile queue[kQueue];
     const int row0 = (threadIdx.x >> 5) / WARPS_N * (kR * 8);

@@ -9,13 +9,14 @@ from __future__ import annotations
 
 import ctypes
 import functools
+import re
 from collections.abc import Mapping, Sequence
 
 import torch
 
 from driveRT_ros.core.errors import ConfigError, DeviceError
 from driveRT_ros.core.kernel_args import argument_array, check_size, pack_arguments
-from driveRT_ros.core.nvrtc import compile_cubin
+from driveRT_ros.core.nvrtc import compile_cubin, read_source
 
 Defines = Mapping[str, object]
 
@@ -25,6 +26,30 @@ _LEAST_DYNAMIC = 48 * 1024  # more needs the kernel's consent
 _INVALID_CONTEXT, _INVALID_VALUE, _INVALID_HANDLE, _CONTEXT_DESTROYED = 201, 1, 400, 709
 _ATTRIBUTE_MAX_THREADS, _ATTRIBUTE_STATIC_SHARED, _ATTRIBUTE_MAX_DYNAMIC = 0, 1, 8
 _DEVICE_SHARED_OPTIN = 97
+_DEPENDENT_CAPABILITY, _DEPENDENT_DRIVER = (9, 0), 12030  # the driver that captures it in graphs
+_PROGRAMMATIC_STREAM_SERIALIZATION = 6
+
+
+class _Attribute(ctypes.Structure):
+    """CUlaunchAttribute of cuda.h; the value is a union of 64 bytes, an int here."""
+
+    _fields_ = (("id", ctypes.c_int), ("pad", ctypes.c_int), ("value", ctypes.c_int * 16))
+
+
+class _Config(ctypes.Structure):
+    """CUlaunchConfig of cuda.h."""
+
+    _fields_ = (
+        *((name, ctypes.c_uint) for name in ("grid_x", "grid_y", "grid_z")),
+        *((name, ctypes.c_uint) for name in ("block_x", "block_y", "block_z")),
+        ("shared_bytes", ctypes.c_uint),
+        ("stream", ctypes.c_void_p),
+        ("attributes", ctypes.POINTER(_Attribute)),
+        ("num_attributes", ctypes.c_uint),
+    )
+
+
+_DEPENDENT = _Attribute(_PROGRAMMATIC_STREAM_SERIALIZATION, 0, (1,))
 
 
 class Kernel:
@@ -67,10 +92,17 @@ class Kernel:
         self.max_threads = self._attribute(_ATTRIBUTE_MAX_THREADS)
         self._allow_shared()
         self.parameter_sizes = self._parameter_sizes()
+        self.may_depend = waits_itself(stem, name) and _may_depend(self.device)
 
-    def bind(self, grid: int | Sequence[int], block: int | Sequence[int], *args: object) -> Launch:
+    def bind(
+        self,
+        grid: int | Sequence[int],
+        block: int | Sequence[int],
+        *args: object,
+        dependent: bool = False,
+    ) -> Launch:
         """Prepare a launch; see :class:`Launch`."""
-        return Launch(self, grid, block, args)
+        return Launch(self, grid, block, args, dependent=dependent)
 
     def _attribute(self, attribute: int) -> int:
         value = ctypes.c_int()
@@ -121,7 +153,10 @@ class Launch:
         grid: Blocks along x, y, z; a launch with a zero among them does nothing.
         block: Threads along x, y, z.
         args: Contiguous tensors (passed by address, and kept alive), None (a null pointer),
-            integers (32 bits), floats (single precision) or ctypes values.
+            integers (32 bits), floats (single precision), structs or ctypes values.
+        dependent: Let the blocks start while the kernel before in the stream still runs, where the
+            GPU and the driver can (programmatic dependent launch) and the kernel waits for it
+            itself. The first launch after another stream was waited for must not be dependent.
 
     Raises:
         ConfigError: If a size, an argument or the number of arguments cannot be right.
@@ -133,6 +168,8 @@ class Launch:
         grid: int | Sequence[int],
         block: int | Sequence[int],
         args: Sequence[object],
+        *,
+        dependent: bool = False,
     ) -> None:
         self.kernel = kernel
         self.grid = check_size("grid", kernel.name, grid, _MAX_GRID)
@@ -149,7 +186,9 @@ class Launch:
         self._argv = argument_array(self._values)
         self._empty = 0 in self.grid
         self._sizes = [ctypes.c_uint(v) for v in (*self.grid, *self.block, kernel.shared_bytes)]
-        self._launch = _driver().cuLaunchKernel
+        self.dependent = dependent and kernel.may_depend
+        self._configs: dict[int, _Config] = {}  # by stream: a thread may not change another's
+        self._launch = _driver().cuLaunchKernelEx if self.dependent else _driver().cuLaunchKernel
 
     def __call__(self, stream: int | None = None) -> None:
         """Enqueue the kernel.
@@ -178,9 +217,53 @@ class Launch:
             )
 
     def _enqueue(self, stream: int) -> int:
-        return self._launch(
-            self.kernel.function, *self._sizes, ctypes.c_void_p(stream), self._argv, None
-        )
+        function, argv = self.kernel.function, self._argv
+        if not self.dependent:
+            return self._launch(function, *self._sizes, ctypes.c_void_p(stream), argv, None)
+        config = self._configs.get(stream)
+        if config is None:
+            sizes = (*self.grid, *self.block, self.kernel.shared_bytes)
+            config = _Config(*sizes, stream, ctypes.pointer(_DEPENDENT), 1)
+            self._configs[stream] = config
+        return self._launch(ctypes.byref(config), function, argv, None)
+
+
+class Branch:
+    """Work beside a stream, for kernels that leave most of the GPU idle.
+
+    Both ends are events, so a branch may be part of a CUDA graph and never waits for the host. The
+    first launch on the branch, and the first after :meth:`join`, must not be dependent.
+
+    Args:
+        device: CUDA device.
+    """
+
+    def __init__(self, device: torch.device) -> None:
+        self._device = device
+        self._stream = torch.cuda.Stream(device)
+        self._begin, self._end = torch.cuda.Event(), torch.cuda.Event()
+
+    def fork(self) -> int:
+        """Begin after what torch's current stream holds; return the handle of the branch."""
+        self._begin.record(torch.cuda.current_stream(self._device))
+        self._stream.wait_event(self._begin)
+        return self._stream.cuda_stream
+
+    def join(self) -> None:
+        """Let torch's current stream wait for the branch."""
+        self._end.record(self._stream)
+        torch.cuda.current_stream(self._device).wait_event(self._end)
+
+
+def waits_itself(stem: str, name: str) -> bool:
+    """Tell whether a kernel begins with ``begin_dependent`` of kernels/common.cuh.
+
+    One that did not could end before the kernel before it, and what comes after would read too
+    early.
+    """
+    source = read_source(f"{stem}.cu").decode()
+    begin = rf"__global__[^;{{]*\b{re.escape(name)}\s*\([^;{{]*\{{\s*begin_dependent\(\);"
+    return re.search(begin, source) is not None
 
 
 def device_arch(device: int, *, specific: bool = False) -> str:
@@ -222,6 +305,14 @@ def _device_index(device: torch.device | int | None) -> int:
     if isinstance(device, torch.device):
         device = device.index
     return torch.cuda.current_device() if device is None else device
+
+
+def _may_depend(device: int) -> bool:
+    """Tell whether a launch may begin before the kernel that it depends on has ended."""
+    version = ctypes.c_int()
+    _check(_driver().cuDriverGetVersion(ctypes.byref(version)), "asking for the driver's version")
+    capability = torch.cuda.get_device_capability(device)
+    return capability >= _DEPENDENT_CAPABILITY and version.value >= _DEPENDENT_DRIVER
 
 
 @functools.cache

@@ -74,7 +74,7 @@ def _pack(kernel: str, i: int, arg: object, device: torch.device) -> KernelValue
         return ctypes.c_void_p(arg.data_ptr())
     if isinstance(arg, ctypes._SimpleCData):
         return arg
-    if isinstance(arg, np.void):  # a struct, passed by value
+    if isinstance(arg, (np.void, np.ndarray)) and arg.dtype.names:  # structs, passed by value
         return (ctypes.c_char * arg.nbytes).from_buffer_copy(arg.tobytes())
     if isinstance(arg, (int, np.integer)) and not isinstance(arg, bool):
         if not -(2**31) <= arg < 2**31:
@@ -164,21 +164,27 @@ def _plain(value: object) -> object:
     return 0 if value is None else value
 
 
-def pack_structs(
-    file: str, name: str, rows: Sequence[Mapping[str, object]], device: torch.device | str
-) -> torch.Tensor:
-    """Lay an array of structs out as kernels read it; see :func:`struct_value`.
+def struct_values(file: str, name: str, rows: Sequence[Mapping[str, object]]) -> np.ndarray:
+    """Lay several structs out as kernels read an array of them; see :func:`struct_value`.
 
     Args:
         file: File name in ``kernels/`` that declares the struct.
         name: The struct.
         rows: The fields of each.
-        device: Where the result lies.
-
-    Returns:
-        (bytes,) uint8.
     """
     packed = np.zeros(len(rows), struct_dtype(file, name))
     for i, row in enumerate(rows):
         packed[i] = struct_value(file, name, row)
-    return torch.from_numpy(packed.view(np.uint8).copy()).to(device)
+    return packed
+
+
+def pack_structs(
+    file: str, name: str, rows: Sequence[Mapping[str, object]], device: torch.device | str
+) -> torch.Tensor:
+    """Lay an array of structs out in device memory; see :func:`struct_values`.
+
+    Returns:
+        (bytes,) uint8.
+    """
+    packed = struct_values(file, name, rows).view(np.uint8)
+    return torch.from_numpy(packed.copy()).to(device)

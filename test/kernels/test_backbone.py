@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from driveRT_ros.core.config import LidarConfig
-from driveRT_ros.core.errors import ConfigError, InvalidFrame, PlanMismatch
+from driveRT_ros.core.errors import ConfigError, DeviceError, InvalidFrame, PlanMismatch
 from driveRT_ros.core.gpu.backbone import SparseBackbone
 from driveRT_ros.core.gpu.domains import DomainShape
 from driveRT_ros.core.plan import PRECISIONS, Plan, default_plan
@@ -72,6 +72,23 @@ def test_each_precision_stays_within_its_tolerance_of_float64(config, precision)
     assert {backbone.output(name).dtype for name in ("conv_input", "conv4.1.conv2", "bev")} == {
         inner
     }
+
+
+@pytest.mark.parametrize("kept", [0, 1], ids=["cells", "lists"])
+def test_a_frame_that_was_cut_short_does_not_reach_the_next(config, kept):
+    """Cells and lists of points are emptied by the launches that come last, here never enqueued."""
+
+    def stop(stream=None):
+        raise DeviceError("stopped")
+
+    backbone, points = made(config), cloud(1500, seed=2)
+    maps, launches = backbone.maps, backbone.maps.voxel_launches
+    maps.load(cloud(1500, seed=1))
+    maps.voxel_launches = (*launches[:kept], stop)
+    with pytest.raises(DeviceError, match="stopped"):
+        backbone.run()
+    maps.voxel_launches = launches
+    assert all(map(torch.equal, run(backbone, points), run(made(config), points)))
 
 
 def variants(arithmetic: str) -> dict[str, tuple]:

@@ -11,7 +11,13 @@ import torch
 
 from driveRT_ros.core import cuda, nvrtc
 from driveRT_ros.core.errors import ConfigError, DeviceError
-from driveRT_ros.core.kernel_args import pack_arguments, pack_structs, struct_dtype, struct_value
+from driveRT_ros.core.kernel_args import (
+    pack_arguments,
+    pack_structs,
+    struct_dtype,
+    struct_value,
+    struct_values,
+)
 
 SCALE = """
 #include "factor.cuh"
@@ -177,9 +183,14 @@ def test_structs_are_laid_out_as_the_source_declares_them(sources):
     expected = {"a": 0, "b": 4, "p": 8, "const_p": 16, "f": 24, "big": 32, "list": 40, "v": 56}
     assert offsets == expected and dtype.itemsize == 72
     call = {"values": torch.zeros(1), "n": 3, "add": 0.25}
-    packed = pack_structs("scale.cu", "Call", [call, {**call, "values": None}], "cpu").numpy()
+    calls = [call, {**call, "values": None}]
+    packed = pack_structs("scale.cu", "Call", calls, "cpu").numpy()
     rows = packed.view(struct_dtype("scale.cu", "Call"))
     assert rows["values"].tolist() == [call["values"].data_ptr(), 0]
+    assert (
+        rows.tobytes()
+        == struct_values("scale.cu", "Call", [call, {**call, "values": None}]).tobytes()
+    )
     assert rows["n"].tolist() == [3, 3] and rows["add"].tolist() == [0.25, 0.25]
 
 
@@ -214,6 +225,14 @@ class Driver:
         self.calls.append(([s.value for s in sizes], stream.value))
         return self.codes.pop(0) if self.codes else 0
 
+    def cuLaunchKernelEx(self, config, function, argv, _):  # noqa: N802
+        c = config._obj
+        attribute = c.attributes[0]
+        assert (c.num_attributes, attribute.id, attribute.value[0]) == (1, 6, 1)
+        sizes = [c.grid_x, c.grid_y, c.grid_z, c.block_x, c.block_y, c.block_z, c.shared_bytes]
+        self.calls.append((sizes, c.stream, "dependent"))
+        return self.codes.pop(0) if self.codes else 0
+
     def cuCtxSetCurrent(self, context):  # noqa: N802
         self.calls.append("context")
         return 0
@@ -228,7 +247,7 @@ def kernel():
     made = object.__new__(cuda.Kernel)
     made.name, made.device, made.shared_bytes, made.max_threads = "k", 0, 96, 512
     made.function, made._context = ctypes.c_void_p(1), ctypes.c_void_p(2)
-    made.parameter_sizes = (4,)
+    made.parameter_sizes, made.may_depend = (4,), True
     return made
 
 
@@ -239,6 +258,28 @@ def test_a_launch_is_one_call_with_the_stream_of_the_caller(kernel, monkeypatch)
     launch(stream=1234)
     launch(stream=99)
     assert driver.calls == [([3, 2, 1, 64, 1, 1, 96], 1234), ([3, 2, 1, 64, 1, 1, 96], 99)]
+
+
+def test_a_dependent_launch_says_so_where_gpu_and_driver_can(kernel, monkeypatch):
+    driver = Driver()
+    monkeypatch.setattr(cuda, "_driver", lambda: driver)
+    launch = kernel.bind((3, 2), 64, 5, dependent=True)
+    for stream in (1234, 99, 1234):
+        launch(stream=stream)
+    sizes = [3, 2, 1, 64, 1, 1, 96]
+    assert driver.calls == [(sizes, stream, "dependent") for stream in (1234, 99, 1234)]
+    kernel.may_depend = False
+    kernel.bind((3, 2), 64, 5, dependent=True)(stream=7)
+    assert driver.calls[-1] == (sizes, 7)
+
+
+def test_launch_structs_have_the_layout_of_cuda_h():
+    """Sizes and offsets that a C compiler gives for CUlaunchConfig and CUlaunchAttribute."""
+    config, attribute = cuda._Config, cuda._Attribute
+    assert (ctypes.sizeof(config), ctypes.sizeof(attribute)) == (56, 72)
+    offsets = [config.shared_bytes.offset, config.stream.offset, config.attributes.offset]
+    assert [*offsets, config.num_attributes.offset] == [24, 32, 40, 48]
+    assert attribute.value.offset == 8
 
 
 @pytest.mark.parametrize("grid", [0, (4, 0), (1, 1, 0)])

@@ -15,6 +15,7 @@ from test.support.kernel_cases import (
     reference_cells,
     run_frame,
 )
+from test.support.launch import NO_POINT
 
 
 @pytest.mark.parametrize("cloud", CLOUDS)
@@ -59,15 +60,25 @@ def test_leaves_beyond_the_capacity_are_counted_but_not_written(backend, more):
     expected = expected_levels(cells)
     sizes = [max(leaves_of(level) + more, 0) for level in expected]
     frame = run_frame(backend, points, leaf_capacity=sizes)
-    assert frame.count(0)[0] == leaves_of(expected[0])
-    fitting = cells_of(frame, 0)
-    assert fitting == expected[0][: len(fitting)]
-    assert len(fitting) == len(expected[0]) or (more < 0 and leaves_of(fitting) == sizes[0])
-    for level, rows in enumerate(expected_levels(fitting)):
-        got = cells_of(frame, level)
-        assert got == rows[: len(got)]
-        assert level == 0 or frame.count(level)[0] == leaves_of(rows)
-        assert leaves_of(got) == min(sizes[level], leaves_of(rows))
+    for level, rows in enumerate(expected):
+        assert frame.count(level) == (leaves_of(rows), len(rows))
+        assert cells_of(frame, level) == rows
+    assert frame.buffers.intact()
+
+
+@pytest.mark.parametrize("sizes", [{}, {"row_capacity": 9}, {"leaf_capacity": 1}])
+def test_a_frame_leaves_no_cell_behind_for_the_next(backend, sizes):
+    frame = run_frame(backend, random_cloud(400, seed=7), **sizes)
+    assert not any(bool(level["cells"].any()) for level in frame.levels)
+    assert bool((frame.lists == NO_POINT).all())
+
+
+@pytest.mark.parametrize("chunk_words", [1, 2, 8])
+def test_the_size_of_a_chunk_does_not_matter(backend, chunk_words):
+    points = random_cloud(1200, seed=2)
+    _, cells = reference_cells(points)
+    frame = run_frame(backend, points, average=False, chunk_words=chunk_words)
+    assert [cells_of(frame, level) for level in range(8)] == expected_levels(cells)
     assert frame.buffers.intact()
 
 

@@ -27,7 +27,7 @@ class ShimKernel:
         self.stem, self.name, self.shared = stem, name, shared_bytes
         self.defines = dict(defines or {})
 
-    def bind(self, grid, block, *args):
+    def bind(self, grid, block, *args, dependent=False):
         def launch(stream=None):
             how = {"defines": self.defines, "shared": self.shared}
             BACKEND.launch(self.stem, self.name, grid, block, *args, **how)
@@ -35,9 +35,23 @@ class ShimKernel:
         return launch
 
 
+class ShimBranch:
+    """What ``core.cuda.Branch`` is where everything runs in order."""
+
+    def __init__(self, device):
+        assert device == torch.device("cpu")
+
+    def fork(self):
+        return 0
+
+    def join(self):
+        pass
+
+
 def put_on_the_shim(monkeypatch, capability=(9, 0)):
     """Let ``SparseBackbone`` on the device ``cpu`` take the shim for a small GPU."""
     monkeypatch.setattr(backbone_module, "Kernel", ShimKernel)
+    monkeypatch.setattr(backbone_module, "Branch", ShimBranch)
     monkeypatch.setattr(frame_maps_module, "Kernel", ShimKernel)
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device=None: capability)
     monkeypatch.setattr(torch.cuda, "get_device_name", lambda device=None: GPU)

@@ -8,10 +8,13 @@ from dataclasses import dataclass
 import torch
 
 from driveRT_ros.core.cuda import Kernel
-from driveRT_ros.core.kernel_args import pack_structs, struct_value
+from driveRT_ros.core.gpu.domains import LevelShape
+from driveRT_ros.core.kernel_args import pack_structs, struct_value, struct_values
 from test.support.cuda_cpu import CpuModule
 from test.support.cuda_cpu.module import sanitized
 
+NO_POINT = 0x7FFFFFFF
+"""Empty place in a list of kernels/voxelize.cu."""
 SENTINEL = 0x5B
 """Byte that fills what a kernel must not write, and what it must."""
 
@@ -148,12 +151,21 @@ class Frame:
         point_capacity: Points that fit.
         row_capacity: Rows that fit, one number a level or one for all.
         leaf_capacity: Leaves that fit; enough by default.
-        blocks: Blocks of every launch.
+        blocks: Blocks of every launch that may have any number.
+        chunk_words: Top words that one block numbers; by default as many as suit the level.
     """
 
     def __init__(
-        self, backend, config, point_capacity, row_capacity=4096, leaf_capacity=None, blocks=3
+        self,
+        backend,
+        config,
+        point_capacity,
+        row_capacity=4096,
+        leaf_capacity=None,
+        blocks=3,
+        chunk_words=None,
     ):
+        self.chunk_words = chunk_words
         self.backend, self.config, self.blocks = backend, config, blocks
         self.buffers = Buffers(backend.device)
         self.shapes = level_shapes(config.grid_xyz)
@@ -161,42 +173,37 @@ class Frame:
         leaves = leaf_capacity if isinstance(leaf_capacity, list) else [leaf_capacity] * 8
         self.levels = [self._level(i, rows[i], leaves[i]) for i in range(8)]
         self.level_structs = pack_structs("levels.cuh", "Level", self.levels, backend.device)
+        self.level_values = struct_values("levels.cuh", "Level", self.levels)
         new = self.buffers.new
         low, high = config.point_cloud_range[:3], config.point_cloud_range[3:]
         grid = dict(zip(("min_x", "min_y", "min_z", "max_x", "max_y"), (*low, *high[:2])))
         grid |= dict(zip(("size_x", "size_y", "size_z"), config.voxel_size))
         grid |= dict(zip(("nx", "ny", "nz"), config.grid_xyz))
         grid |= {"point_stride": 5, "features": 5}
-        self.grid = pack_structs("levels.cu", "VoxelGrid", [grid], backend.device)
+        self.grid = struct_value("levels.cu", "VoxelGrid", grid)
         self.points = new(point_capacity, 5, dtype=torch.float32)
         self.n_points = new(1)
-        self.point_cell, self.point_place = new(point_capacity, 2), new(point_capacity, 2)
+        self.point_cell = new(point_capacity, 2)
         self.dropped = new(2, zero=True)
-        self.row_points = new(rows[0], zero=True)
-        self.row_begin, self.stored = new(rows[0]), new(rows[0])
-        self.grouped = new(point_capacity)
+        self.stored = new(rows[0])
         self.features = new(rows[0], 5, dtype=torch.float32)
-        self.place_status = new(ceil_div(rows[0], 1024), dtype=torch.int64, zero=True)
-        self.place_ticket = new(1, zero=True)
 
     def _level(self, i, row_capacity, leaf_capacity):
-        nz, ny, nx = self.shapes[i]
-        ly, lx = ceil_div(ny, 8), ceil_div(nx, 8)
-        leaves = ceil_div(nz, 8) * ly * lx
-        words = ceil_div(leaves, 32)
-        capacity = leaves if leaf_capacity is None else leaf_capacity
+        shape = LevelShape(self.shapes[i], 1 << i if i < 6 else 0, max(0, i - 5), row_capacity)
+        (nz, ny, nx), (_, ly, lx) = shape.shape_zyx, shape.leaves_zyx
+        capacity = shape.leaves if leaf_capacity is None else leaf_capacity
         new, long = self.buffers.new, torch.int64
+        chunk_words = self.chunk_words or shape.chunk_words
         return {
-            **{"nz": nz, "ny": ny, "nx": nx, "ly": ly, "lx": lx},
-            **{"stride": 1 << i if i < 6 else 0, "kind": max(0, i - 5), "top_words": words},
+            **{"nz": nz, "ny": ny, "nx": nx, "ly": ly, "lx": lx, "stride": shape.stride},
+            **{"kind": shape.kind, "top_words": shape.top_words, "chunk_words": chunk_words},
             **{"leaf_capacity": capacity, "row_capacity": row_capacity},
-            "top": new(words, 2, zero=True),
+            "top": new(shape.top_words, 2, zero=True),
+            "cells": new(shape.leaves, 8, dtype=long, zero=True),
             "leaf": new(capacity, 8, 2, dtype=long),
-            "leaf_cell": new(capacity),
             "coords": new(row_capacity, 3),
-            "counts": new(4, zero=True),
-            "leaf_status": new(ceil_div(words, 256), dtype=long, zero=True),
-            "row_status": new(ceil_div(capacity * 8, 256), dtype=long, zero=True),
+            "counts": new(2, zero=True),
+            "chunk_sums": new(ceil_div(shape.top_words, chunk_words), dtype=long, zero=True),
         }
 
     def set_points(self, points):
@@ -205,31 +212,24 @@ class Frame:
 
     def build_levels(self):
         """From points to the rows of every level."""
-        blocks, levels = self.blocks, self.level_structs
+        blocks, levels = self.blocks, self.level_values
         run = functools.partial(self.backend.launch, "levels")
         cloud = (self.grid, self.points, self.n_points, self.point_cell, self.dropped)
-        run("mark_points", blocks, 256, levels, *cloud)
-        run("number_leaves", (blocks, 1), 256, levels, 0)
-        run("mark_voxels", blocks, 256, levels, self.point_cell, self.n_points)
-        run("number_rows", (blocks, 1), 256, levels, 0)
-        run("mark_levels", (blocks, 7), 256, levels, 0)
-        run("number_leaves", (blocks, 7), 256, levels, 1)
-        run("mark_levels", (blocks, 7), 256, levels, 1)
-        run("number_rows", (blocks, 7), 256, levels, 1)
+        run("mark_points", blocks, 256, levels[0], *cloud)
+        first, *others = (len(level["chunk_sums"]) for level in self.levels)
+        run("mark_levels", first + 7 * blocks, 256, levels, blocks)
+        clear = ceil_div(self.levels[0]["top_words"], 32)
+        run("number_levels", sum(others) + clear, 256, levels)
 
     def average(self, max_points):
         """Mean features of the rows of the first level."""
-        blocks, levels = self.blocks, self.level_structs
+        blocks, level = self.blocks, self.level_values[0]
         run = functools.partial(self.backend.launch, "voxelize")
-        rows = (self.row_begin, self.row_points, self.grouped)
-        cells = (self.point_cell, self.n_points, self.point_place, self.row_points)
-        run("count_points", blocks, 256, levels, *cells)
-        status = (self.place_status, self.place_ticket)
-        run("place_rows", blocks, 256, levels, self.row_points, self.row_begin, *status)
-        placed = (self.point_place, self.n_points, self.row_begin, self.grouped)
-        run("group_points", blocks, 256, *placed)
-        out = (max_points, self.features, self.stored)
-        run("mean_features", blocks, 256, levels, self.points, 5, *rows, *out)
+        lists = self.buffers.new(len(self.stored), max_points).fill_(NO_POINT)
+        run("list_points", blocks, 256, level, self.point_cell, self.n_points, lists, max_points)
+        out = (lists, max_points, self.features, self.stored)
+        run("mean_features", blocks, 256, level, self.points, 5, *out)
+        self.lists = lists  # the kernels may still read it
 
     def build_maps(self, specs, tile_capacity=None):
         """Coordinate maps of several convolutions.

@@ -12,7 +12,7 @@ _ALIGN = 256  # bytes; what a cudaMalloc would give
 
 
 class Arena:
-    """Buffers with fixed addresses, in two kinds: zero at the start of every frame, and not.
+    """Buffers with fixed addresses; some start every frame at zero, some as the last one left them.
 
     Args:
         device: Where the buffers lie.
@@ -24,6 +24,7 @@ class Arena:
         self._zeroed = torch.zeros(zeroed_bytes, dtype=torch.uint8, device=device)
         self._used = 0
         self._buffers: list[torch.Tensor] = []
+        self._filled: list[tuple[torch.Tensor, int]] = []
 
     def zeroed(self, *shape: int, dtype: torch.dtype = torch.int32) -> torch.Tensor:
         """Return a buffer that :meth:`clear` sets to zero."""
@@ -42,6 +43,17 @@ class Arena:
         buffer = torch.empty(shape, dtype=dtype, device=self.device)
         self._buffers.append(buffer)
         return buffer
+
+    def filled(self, *shape: int, value: int, dtype: torch.dtype = torch.int32) -> torch.Tensor:
+        """Return a buffer full of a value that a whole frame of kernels puts back."""
+        buffer = self.empty(*shape, dtype=dtype).fill_(value)
+        self._filled.append((buffer, value))
+        return buffer
+
+    def restore(self) -> None:
+        """Fill what :meth:`filled` returned again, after a frame that was cut short."""
+        for buffer, value in self._filled:
+            buffer.fill_(value)
 
     def clear(self) -> None:
         """Zero what starts at zero, on the current stream."""

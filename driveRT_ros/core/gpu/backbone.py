@@ -12,7 +12,7 @@ from collections.abc import Callable, Mapping
 import torch
 
 from driveRT_ros.core.config import LidarConfig
-from driveRT_ros.core.cuda import Kernel, Launch
+from driveRT_ros.core.cuda import Branch, Kernel, Launch
 from driveRT_ros.core.errors import ConfigError
 from driveRT_ros.core.gpu.domains import BEV_DILATED, BEV_UNION
 from driveRT_ros.core.gpu.frame_maps import FrameMaps
@@ -62,6 +62,8 @@ class SparseBackbone:
         self._outputs: dict[str, torch.Tensor] = {}
         self._partial = self._partial_sums()
         self._tickets = self.maps.arena.zeroed(len(self._layers))
+        self._branch = Branch(device)
+        self._whole = True
         self.stages: dict[str, list[Launch]] = {}
         self._bind_layers()
 
@@ -84,16 +86,26 @@ class SparseBackbone:
 
         Args:
             stream: Handle of the CUDA stream; it must be torch's current one.
-            lap: Called after the launches of ``maps``, ``voxelize`` and ``backbone``.
+            lap: Called after the launches of ``maps``, which include voxel features and the first
+                layer, and of ``backbone``.
         """
-        self.maps.arena.clear()
-        for launch in self.maps.map_launches:
+        maps, (first, *rest) = self.maps, self.stages.values()
+        if not self._whole:
+            maps.arena.restore()
+        self._whole = False
+        maps.arena.clear()
+        for launch in maps.level_launches:
             launch(stream)
+        # Voxels and the first layer need level 1 alone. Neither they nor the maps fill the GPU.
+        beside = self._branch.fork()
+        for launch in (*maps.voxel_launches, *first):
+            launch(beside)
+        for launch in maps.map_launches[len(maps.level_launches) :]:
+            launch(stream)
+        self._branch.join()
+        self._whole = True  # what is filled between frames is full again
         lap("maps")
-        for launch in self.maps.voxel_launches:
-            launch(stream)
-        lap("voxelize")
-        for launches in self.stages.values():
+        for launches in rest:
             for launch in launches:
                 launch(stream)
         lap("backbone")
@@ -268,4 +280,7 @@ class SparseBackbone:
         return self._kernels[key]
 
     def _add(self, stage: str, kernel: Kernel, grid: int, block: int, *args: object) -> None:
-        self.stages.setdefault(stage, []).append(kernel.bind(grid, block, *args))
+        # The second launch of all is the first after the branch.
+        dependent = sum(map(len, self.stages.values())) != 1
+        launch = kernel.bind(grid, block, *args, dependent=dependent)
+        self.stages.setdefault(stage, []).append(launch)

@@ -19,6 +19,8 @@ BEV_DILATED = 7
 """Place of its 3 x 3 dilation."""
 LEAF_EDGE = 8
 """Cells along the edge of a leaf; kernels/levels.cuh."""
+_MANY_WORDS = 1024
+"""Top words above which a block numbers eight of them instead of one."""
 
 KEY_TAPS = 9
 """Taps of a group that its rows are counted by; kernels/coordmap.cu."""
@@ -48,14 +50,27 @@ class LevelShape:
     @property
     def leaf_capacity(self) -> int:
         """Leaves that can be active: no more than rows, no more than there are."""
-        z, y, x = self.leaves_zyx
-        return min(z * y * x, self.row_capacity)
+        return min(self.leaves, self.row_capacity)
+
+    @property
+    def leaves(self) -> int:
+        """Leaves of the grid."""
+        return math.prod(self.leaves_zyx)
 
     @property
     def top_words(self) -> int:
         """32-bit words of the bitmap of leaves."""
-        z, y, x = self.leaves_zyx
-        return -(-z * y * x // 32)
+        return -(-self.leaves // 32)
+
+    @property
+    def chunk_words(self) -> int:
+        """Words of that bitmap that one block numbers."""
+        return 8 if self.top_words > _MANY_WORDS else 1
+
+    @property
+    def chunks(self) -> int:
+        """Blocks that number this level."""
+        return -(-self.top_words // self.chunk_words)
 
 
 @dataclass(frozen=True)

@@ -23,28 +23,29 @@ from driveRT_ros.core.gpu.domains import (
     domain_shapes,
     level_shapes,
 )
-from driveRT_ros.core.kernel_args import pack_structs
+from driveRT_ros.core.kernel_args import pack_structs, struct_value, struct_values
 from driveRT_ros.core.plan import Plan
 from driveRT_ros.core.sparse_types import NUM_FEATURES
 
 _THREADS = 256
 _WORDS_PER_LEAF = 8
-_MAX_POINTS_PER_VOXEL = 32  # one a lane of the warp that searches them; kernels/voxelize.cu
+_MAX_POINTS_PER_VOXEL = 32  # a list is searched from its start; kernels/voxelize.cu
+_NO_POINT = 0x7FFFFFFF  # kernels/voxelize.cu
+_MAX_LEAVES = 2**24  # a gigabyte of cell bits
 _MAX_ROWS = 2**31 // 16  # rows times groups must fit the 32 bits of an order entry
 
 
 @dataclass(frozen=True, eq=False)
 class LevelBuffers:
-    """Device memory of one level; ``counts`` holds leaves and rows, then two tickets."""
+    """Device memory of one level; ``counts`` holds leaves and rows."""
 
     shape: LevelShape
     top: torch.Tensor
+    cells: torch.Tensor
     leaf: torch.Tensor
-    leaf_cell: torch.Tensor
     coords_zyx: torch.Tensor
     counts: torch.Tensor
-    leaf_status: torch.Tensor
-    row_status: torch.Tensor
+    chunk_sums: torch.Tensor
 
     def fields(self) -> dict[str, object]:
         """Return the struct ``Level`` of kernels/levels.cuh."""
@@ -52,10 +53,10 @@ class LevelBuffers:
         return {
             "nz": nz, "ny": ny, "nx": nx, "ly": ly, "lx": lx,
             "stride": self.shape.stride, "kind": self.shape.kind,
-            "top_words": self.shape.top_words, "leaf_capacity": self.shape.leaf_capacity,
-            "row_capacity": self.shape.row_capacity, "top": self.top, "leaf": self.leaf,
-            "leaf_cell": self.leaf_cell, "coords": self.coords_zyx, "counts": self.counts,
-            "leaf_status": self.leaf_status, "row_status": self.row_status,
+            "top_words": self.shape.top_words, "chunk_words": self.shape.chunk_words,
+            "leaf_capacity": self.shape.leaf_capacity, "row_capacity": self.shape.row_capacity,
+            "top": self.top, "cells": self.cells, "leaf": self.leaf, "coords": self.coords_zyx,
+            "counts": self.counts, "chunk_sums": self.chunk_sums,
         }  # fmt: skip
 
 
@@ -104,7 +105,7 @@ class FrameMaps:
         self.config, self.device = config, device
         levels = level_shapes(config)
         domains = domain_shapes(levels, plan.tactics)
-        self.arena = Arena(device, _zeroed_bytes(levels, domains, config.input.point_capacity))
+        self.arena = Arena(device, _zeroed_bytes(levels, domains))
         self.levels = tuple(self._level(shape) for shape in levels)
         self.domains = {shape.name: self._domain(shape) for shape in domains}
         new, points, rows = self.arena.empty, config.input.point_capacity, levels[0].row_capacity
@@ -113,13 +114,17 @@ class FrameMaps:
         self.dropped = self.arena.zeroed(2)
         self.features = new(rows, NUM_FEATURES, dtype=torch.float32)
         self.points_stored = new(rows)
-        self.level_structs = pack_structs(
-            "levels.cuh", "Level", [level.fields() for level in self.levels], device
-        )
+        level_fields = [level.fields() for level in self.levels]
+        self.level_values = struct_values("levels.cuh", "Level", level_fields)
+        self.level_structs = pack_structs("levels.cuh", "Level", level_fields, device)
         domain_fields = [domain.fields() for domain in self.domains.values()]
         self.domain_structs = pack_structs("coordmap.cu", "Domain", domain_fields, device)
         self.multiprocessors = torch.cuda.get_device_properties(device).multi_processor_count
-        self.map_launches = (*self._level_launches(), *self._domain_launches())
+        self._by_point = min(-(-points // _THREADS), self.multiprocessors * 8)
+        launches = self._level_launches()
+        self.level_launches = launches[:2]
+        """Points to the rows of level 1, which is all that voxel features need."""
+        self.map_launches = (*launches, *self._domain_launches())
         self.voxel_launches = self._voxel_launches()
 
     def load(self, points: torch.Tensor) -> None:
@@ -167,24 +172,23 @@ class FrameMaps:
                 f"{voxels.max_voxels}."
             )
         z, y, x = level_shapes(config)[0].leaves_zyx
-        if z * y * x >= 2**31:
+        if z * y * x > _MAX_LEAVES:
             raise ConfigError(
                 f"The grid {voxels.sparse_shape_zyx} has {z * y * x} leaves of 8 x 8 x 8 cells, "
-                "more than 32 bits number; use larger voxels or a smaller range."
+                f"more than the {_MAX_LEAVES} that a GPU can hold; use larger voxels or a smaller "
+                "range."
             )
 
     def _level(self, shape: LevelShape) -> LevelBuffers:
         new, zeroed, i64 = self.arena.empty, self.arena.zeroed, torch.int64
-        leaves, words = shape.leaf_capacity, shape.top_words
         return LevelBuffers(
             shape,
-            top=zeroed(words, 2),
-            leaf=new(leaves, _WORDS_PER_LEAF, 2, dtype=i64),
-            leaf_cell=new(leaves),
+            top=zeroed(shape.top_words, 2),
+            cells=self.arena.filled(shape.leaves, _WORDS_PER_LEAF, value=0, dtype=i64),
+            leaf=new(shape.leaf_capacity, _WORDS_PER_LEAF, 2, dtype=i64),
             coords_zyx=new(shape.row_capacity, 3),
-            counts=zeroed(4),
-            leaf_status=zeroed(-(-words // _THREADS), dtype=i64),
-            row_status=zeroed(-(-leaves * _WORDS_PER_LEAF // _THREADS), dtype=i64),
+            counts=zeroed(2),
+            chunk_sums=zeroed(shape.chunks, dtype=i64),
         )
 
     def _domain(self, shape: DomainShape) -> DomainBuffers:
@@ -205,8 +209,8 @@ class FrameMaps:
     def _kernel(self, stem: str, name: str) -> Kernel:
         return Kernel(stem, name, device=self.device)
 
-    def _level_launches(self) -> list[Launch]:
-        voxels, levels = self.config.voxelization, self.level_structs
+    def _level_launches(self) -> tuple[Launch, ...]:
+        voxels = self.config.voxelization
         low, high, size = (
             voxels.point_cloud_range[:3],
             voxels.point_cloud_range[3:],
@@ -218,30 +222,24 @@ class FrameMaps:
             **dict(zip(("nx", "ny", "nz"), voxels.grid_xyz)),
             "point_stride": NUM_FEATURES, "features": NUM_FEATURES,
         }  # fmt: skip
-        self._grid = pack_structs("levels.cu", "VoxelGrid", [grid], self.device)
+        value = struct_value("levels.cu", "VoxelGrid", grid)
         self._point_cell = self.arena.empty(len(self.points), 2)
-        some, others = self.multiprocessors, len(self.levels) - 1
-        every_point = -(-len(self.points) // _THREADS)
-        chunks = [-(-level.shape.top_words // _THREADS) for level in self.levels]
-        leaves, rows, mark = (
-            self._kernel("levels", name) for name in ("number_leaves", "number_rows", "mark_levels")
-        )
-        points, count, cell = self.points, self.num_points, self._point_cell
-        return [
+        first, others = self.levels[0].shape, self.levels[1:]
+        words = -(-first.top_words // 32)  # in units of 32
+        mark = first.chunks + len(others) * words
+        number = sum(level.shape.chunks for level in others) + words
+        return (
             self._kernel("levels", "mark_points").bind(
-                min(every_point, some * 8), _THREADS,
-                levels, self._grid, points, count, cell, self.dropped,
+                self._by_point, _THREADS, self.level_values[0], value,
+                self.points, self.num_points, self._point_cell, self.dropped,
             ),
-            leaves.bind((chunks[0], 1), _THREADS, levels, 0),
-            self._kernel("levels", "mark_voxels").bind(
-                min(every_point, some * 8), _THREADS, levels, cell, count
+            self._kernel("levels", "mark_levels").bind(
+                mark, _THREADS, self.level_values, words, dependent=True
             ),
-            rows.bind((some * 4, 1), _THREADS, levels, 0),
-            mark.bind((some, others), _THREADS, levels, 0),
-            leaves.bind((max(chunks[1:]), others), _THREADS, levels, 1),
-            mark.bind((some, others), _THREADS, levels, 1),
-            rows.bind((some, others), _THREADS, levels, 1),
-        ]  # fmt: skip
+            self._kernel("levels", "number_levels").bind(
+                number, _THREADS, self.level_values, dependent=True
+            ),
+        )  # fmt: skip
 
     def _domain_launches(self) -> list[Launch]:
         count, blocks = len(self.domains), self.multiprocessors * 4
@@ -249,41 +247,31 @@ class FrameMaps:
         names = ["mask_rows", "order_rows", "sort_rows", "fill_tiles"]
         if all(d.shape.group_taps <= KEY_TAPS for d in self.domains.values()):
             names.remove("sort_rows")
-        walk = [self._kernel("coordmap", name).bind(blocks, _THREADS, *both) for name in names]
+        walk = [
+            self._kernel("coordmap", name).bind(blocks, _THREADS, *both, dependent=True)
+            for name in names
+        ]
         rank = self._kernel("coordmap", "rank_tiles")
-        return [*walk, rank.bind(count, 1024, self.domain_structs)]
+        return [*walk, rank.bind(count, 1024, self.domain_structs, dependent=True)]
 
     def _voxel_launches(self) -> tuple[Launch, ...]:
-        new, zeroed = self.arena.empty, self.arena.zeroed
-        points, rows = len(self.points), len(self.features)
-        place, begin, grouped = new(points, 2), new(rows), new(points)
-        row_points, ticket = zeroed(rows), zeroed(1)
-        status = zeroed(-(-rows // 1024), dtype=torch.int64)
-        levels, count, cell = self.level_structs, self.num_points, self._point_cell
-        by_point = min(-(-points // _THREADS), self.multiprocessors * 8)
+        rows, length = len(self.features), self.config.voxelization.max_points_per_voxel
+        lists = self.arena.filled(rows, length, value=_NO_POINT)
+        level = self.level_values[0]
         by_row = min(-(-rows // _THREADS), self.multiprocessors * 8)
-        most = self.config.voxelization.max_points_per_voxel
         return (
-            self._kernel("voxelize", "count_points").bind(
-                by_point, _THREADS, levels, cell, count, place, row_points
-            ),
-            self._kernel("voxelize", "place_rows").bind(
-                -(-rows // 1024), _THREADS, levels, row_points, begin, status, ticket
-            ),
-            self._kernel("voxelize", "group_points").bind(
-                by_point, _THREADS, place, count, begin, grouped
+            self._kernel("voxelize", "list_points").bind(
+                self._by_point, _THREADS, level, self._point_cell, self.num_points, lists, length
             ),
             self._kernel("voxelize", "mean_features").bind(
-                by_row, _THREADS, levels, self.points, NUM_FEATURES, begin, row_points, grouped,
-                most, self.features, self.points_stored,
+                by_row, _THREADS, level, self.points, NUM_FEATURES, lists, length,
+                self.features, self.points_stored, dependent=True,
             ),
         )  # fmt: skip
 
 
-def _zeroed_bytes(
-    levels: tuple[LevelShape, ...], domains: tuple[DomainShape, ...], points: int
-) -> int:
+def _zeroed_bytes(levels: tuple[LevelShape, ...], domains: tuple[DomainShape, ...]) -> int:
     """Return room for everything that starts at zero, generously: it is a few megabytes."""
-    by_level = sum(8 * s.top_words + s.leaf_capacity // 2 + 4096 for s in levels)
+    by_level = sum(8 * (s.top_words + s.chunks) + 1024 for s in levels)
     by_domain = sum(8 * s.bins + 2048 for s in domains)
-    return by_level + by_domain + 8 * levels[0].row_capacity + points // 64 + (64 << 10)
+    return by_level + by_domain + (64 << 10)
