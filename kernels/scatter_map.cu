@@ -64,6 +64,52 @@ extern "C" __global__ void __launch_bounds__(THREADS) project_points(const Scatt
     }
 }
 
+// ---- sums over blocks -------------------------------------------------------------------------------
+
+// Next chunk for the whole block, in order, so that every earlier chunk is already running.
+__device__ __forceinline__ int next_chunk(int* ticket) {
+    __shared__ int shared_chunk;
+    if (threadIdx.x == 0) shared_chunk = atomicAdd(ticket, 1);
+    __syncthreads();
+    return shared_chunk;
+}
+
+// What all chunks before this one add up to; `total` is this one's. A word of `status` starts at zero
+// and holds state and value: 1, the chunk's own total; 2, everything up to it. A warp looks back over
+// 32 words at a time until it meets a 2.
+__device__ __forceinline__ int sum_of_chunks_before(u64* status, int chunk, int total) {
+    __shared__ int shared_prefix;
+    if (threadIdx.x < 32) {
+        volatile u64* words = status;
+        const int lane = threadIdx.x;
+        int prefix = 0;
+        if (chunk > 0) {
+            if (lane == 0) words[chunk] = 1ull << 32 | static_cast<u32>(total);
+            for (int nearest = chunk - 1, done = 0; !done; nearest -= 32) {
+                const int at = nearest - lane;
+                u64 word = 2ull << 32;  // before the first chunk: a prefix of zero
+                if (at >= 0)
+                    do {
+                        SPIN_YIELD();
+                        word = words[at];
+                    } while (!(word >> 32));
+                const u32 whole = __ballot_sync(0xffffffffu, (word >> 32) == 2);
+                const int last = whole ? __ffs(whole) - 1 : 31;
+                int value = lane <= last ? static_cast<int>(static_cast<u32>(word)) : 0;
+                for (int d = 16; d; d /= 2) value += __shfl_xor_sync(0xffffffffu, value, d);
+                prefix += value;
+                done = whole != 0;
+            }
+        }
+        if (lane == 0) {
+            words[chunk] = 2ull << 32 | static_cast<u32>(prefix + total);
+            shared_prefix = prefix;
+        }
+    }
+    __syncthreads();
+    return shared_prefix;
+}
+
 // ---- stable sort by 8 bits --------------------------------------------------------------------------
 
 extern "C" __global__ void __launch_bounds__(THREADS) count_digits(const ScatterMap m, const int pass) {
@@ -78,11 +124,11 @@ extern "C" __global__ void __launch_bounds__(THREADS) count_digits(const Scatter
 }
 
 extern "C" __global__ void __launch_bounds__(THREADS) scan_digits(const ScatterMap m, const int pass) {
-    const int chunk = take_chunk(m.tickets + pass);
+    const int chunk = next_chunk(m.tickets + pass);
     const int i = chunk * THREADS + threadIdx.x, size = 256 * m.blocks;
     int total;
     const int before = block_exclusive_sum<THREADS>(i < size ? m.digits[i] : 0, &total);
-    const int prefix = chunk_exclusive_sum<THREADS>(m.status + static_cast<u64>(pass) * m.blocks, chunk, total);
+    const int prefix = sum_of_chunks_before(m.status + static_cast<u64>(pass) * m.blocks, chunk, total);
     if (i < size) m.digits[i] = prefix + before;
 }
 
@@ -130,14 +176,14 @@ extern "C" __global__ void __launch_bounds__(THREADS) write_map(const ScatterMap
     const int* keys = passes & 1 ? m.other_keys : m.keys;
     const int* ids = passes & 1 ? m.other_ids : m.ids;
     const int cells = m.nx * m.ny * m.nz, pixels = m.rows * m.cols;
-    const int chunk = take_chunk(m.tickets + passes);
+    const int chunk = next_chunk(m.tickets + passes);
     const int i = chunk * THREADS + threadIdx.x;
     const int key = i < m.points ? keys[i] : cells;
     const bool valid = key < cells, starts = valid && (i == 0 || keys[i - 1] != key);
     int total;
     const int before = block_exclusive_sum<THREADS>(starts, &total);
     u64* status = m.status + static_cast<u64>(passes) * m.blocks;
-    const int interval = before + chunk_exclusive_sum<THREADS>(status, chunk, total);
+    const int interval = before + sum_of_chunks_before(status, chunk, total);
     if (!valid) return;
     if (starts) m.starts[interval] = i;
     const int id = ids[i];
