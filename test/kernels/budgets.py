@@ -10,10 +10,13 @@ import re
 import sys
 from concurrent.futures import ThreadPoolExecutor
 
+import torch
+
 from driveRT_ros.core.config import ModelConfig
 from driveRT_ros.core.nvrtc import compile_cubin, nvrtc_version
 from driveRT_ros.core.paths import share_path
 from driveRT_ros.core.plan import PRECISIONS, default_plan, domain_layers
+from driveRT_ros.core.pool_tactics import PoolShape, PoolTactic, default_tactic
 from driveRT_ros.core.sparse_conv_mma import PRECISIONS as ARITHMETICS
 from driveRT_ros.core.sparse_conv_mma import MmaTactic
 from test.support.launch import SPARSE_CONV
@@ -55,6 +58,21 @@ def tensor_core():
             yield tactic.kernel, tactic.defines(width, width, 27), ARCHITECTURES
 
 
+def pooling():
+    """Return the kernels that pool camera features, for the widths that networks have."""
+    f32, f16, f8 = torch.float32, torch.float16, torch.float8_e4m3fn
+    for kind, features, channels in (
+        *(("balanced", f32, 80), ("balanced", f16, 80), ("balanced", f8, 80)),
+        *(("tiles", f16, 80), ("tiles", f8, 80), ("tiles", f16, 128), ("tiles", f8, 256)),
+    ):
+        other = f32 if features == f32 else f16
+        shape = PoolShape(channels, features, other, other, 16 // features.itemsize)
+        default = default_tactic(shape, (6, 59, 16, 44))
+        tactic = default if kind == default.kind else PoolTactic(kind)
+        stem = "bev_pool_tiles" if kind == "tiles" else "bev_pool"
+        yield stem, tactic.defines(shape), ARCHITECTURES
+
+
 def configurations():
     """Return (source, constants, architectures) of everything that ships."""
     for stem in ("levels", "voxelize", "coordmap"):
@@ -66,6 +84,8 @@ def configurations():
             yield "epilogue", {"GROUPS": groups, "COUT": 128, "HALF": half}, ARCHITECTURES
     for config in SPARSE_CONV:
         yield "sparse_conv", config.defines, ARCHITECTURES
+    yield "scatter_map", {}, ARCHITECTURES
+    yield from pooling()
     yield from planned()
     yield from tensor_core()
 
