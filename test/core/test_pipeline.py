@@ -262,12 +262,18 @@ def test_a_real_dense_frame_has_the_rows_of_the_published_levels(data_dir):
     assert found.report.voxels_per_level == ROWS["C"]
 
 
-def test_a_full_frame_of_30000_voxels_takes_less_than_ten_seconds_of_two_cores():
-    """Counted in seconds of processors, which other work on the machine does not change."""
+def test_a_full_frame_of_30000_voxels_takes_less_than_ten_seconds_of_one_core():
+    """In seconds of the processor: other work on the machine does not count."""
     points = street(seed=0, rings=18, azimuths=900, sweeps=5)
     pipeline = LidarPipeline(LidarConfig(), None, "cpu")
-    pipeline.process(points[:2000])
-    start = time.process_time()
-    found = pipeline.process(points)
-    assert time.process_time() - start < 2 * 10.0
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        pipeline.process(points[:2000])
+        start = time.process_time()
+        found = pipeline.process(points)
+        took_s = time.process_time() - start
+    finally:
+        torch.set_num_threads(threads)
+    assert took_s < 10.0
     assert found.report.num_voxels >= 30_000
