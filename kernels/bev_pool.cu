@@ -47,6 +47,7 @@ struct Pool {
 };
 
 extern "C" __global__ void __launch_bounds__(256) pool_v2(const Pool p) {
+    begin_dependent();
     const int index = blockIdx.x * 256 + threadIdx.x, interval = index / CHANNELS, c = index % CHANNELS;
     if (interval >= p.intervals) return;
     const int start = p.starts[interval], length = p.lengths[interval];
@@ -151,6 +152,7 @@ __device__ __forceinline__ void store_cell(const Pool& p, int cell, int c, float
 }
 
 extern "C" __global__ void __launch_bounds__(256) pool_v2_depth(const Pool p) {
+    begin_dependent();
     constexpr int PACKS = CHANNELS / VEC;
     const int index = blockIdx.x * 256 + threadIdx.x, interval = index / PACKS, c = index % PACKS * VEC;
     if (interval >= p.intervals) return;
@@ -171,6 +173,7 @@ extern "C" __global__ void __launch_bounds__(256) pool_v2_depth(const Pool p) {
 }
 
 extern "C" __global__ void __launch_bounds__(256) pool_v3(const Pool p) {
+    begin_dependent();
     constexpr int OWNERS = CHANNELS / VEC;
     const int index = blockIdx.x * 256 + threadIdx.x, interval = index / OWNERS, c = index % OWNERS * VEC;
     if (interval >= p.intervals) return;
@@ -191,6 +194,7 @@ extern "C" __global__ void __launch_bounds__(256) pool_v3(const Pool p) {
 }
 
 extern "C" __global__ void __launch_bounds__(LANES * SLOTS) pool_balanced(const Pool p) {
+    begin_dependent();
     __shared__ float shared_part[SLOTS * LANES * VEC];
     const int slot = threadIdx.x / LANES, lane = threadIdx.x % LANES;
     const int4* slots = reinterpret_cast<const int4*>(p.slots) + static_cast<u64>(blockIdx.x) * SLOTS;

@@ -190,6 +190,7 @@ __device__ __forceinline__ void add_depths(const PoolTiles& p, Depths& depths, c
 }
 
 extern "C" __global__ void __launch_bounds__(32 * WARPS, MIN_BLOCKS) pool_tiles(const PoolTiles p) {
+    begin_dependent();
     __shared__ float shared_part[WARPS > 1 ? (WARPS - 1) * PARTS * 128 : 1];
     const int lane = threadIdx.x % 32, warp = threadIdx.x / 32, channel = blockIdx.z * WARP_CHANNELS;
     const int4* slots = reinterpret_cast<const int4*>(p.slots) + blockIdx.x * WARPS;

@@ -41,6 +41,7 @@ __device__ __forceinline__ double linear(const double* m, double x, double y, do
 }
 
 extern "C" __global__ void __launch_bounds__(THREADS) project_points(const ScatterMap m) {
+    begin_dependent();
     const int count[3] = {m.nx, m.ny, m.nz};
     const int cells = m.nx * m.ny * m.nz;
     for (int i = blockIdx.x * THREADS + threadIdx.x; i < m.points; i += gridDim.x * THREADS) {
@@ -113,6 +114,7 @@ __device__ __forceinline__ int sum_of_chunks_before(u64* status, int chunk, int 
 // ---- stable sort by 8 bits --------------------------------------------------------------------------
 
 extern "C" __global__ void __launch_bounds__(THREADS) count_digits(const ScatterMap m, const int pass) {
+    begin_dependent();
     __shared__ int shared_count[256];
     const int* keys = pass & 1 ? m.other_keys : m.keys;
     shared_count[threadIdx.x] = 0;
@@ -124,6 +126,7 @@ extern "C" __global__ void __launch_bounds__(THREADS) count_digits(const Scatter
 }
 
 extern "C" __global__ void __launch_bounds__(THREADS) scan_digits(const ScatterMap m, const int pass) {
+    begin_dependent();
     const int chunk = next_chunk(m.tickets + pass);
     const int i = chunk * THREADS + threadIdx.x, size = 256 * m.blocks;
     int total;
@@ -133,6 +136,7 @@ extern "C" __global__ void __launch_bounds__(THREADS) scan_digits(const ScatterM
 }
 
 extern "C" __global__ void __launch_bounds__(THREADS) scatter_digits(const ScatterMap m, const int pass) {
+    begin_dependent();
     __shared__ int shared_next[256];
     __shared__ int shared_warp[THREADS / 32 * 256];
     const int* keys = pass & 1 ? m.other_keys : m.keys;
@@ -173,6 +177,7 @@ extern "C" __global__ void __launch_bounds__(THREADS) scatter_digits(const Scatt
 // ---- intervals --------------------------------------------------------------------------------------
 
 extern "C" __global__ void __launch_bounds__(THREADS) write_map(const ScatterMap m, const int passes) {
+    begin_dependent();
     const int* keys = passes & 1 ? m.other_keys : m.keys;
     const int* ids = passes & 1 ? m.other_ids : m.ids;
     const int cells = m.nx * m.ny * m.nz, pixels = m.rows * m.cols;
@@ -197,6 +202,7 @@ extern "C" __global__ void __launch_bounds__(THREADS) write_map(const ScatterMap
 }
 
 extern "C" __global__ void __launch_bounds__(THREADS) write_lengths(const ScatterMap m) {
+    begin_dependent();
     const int points = m.counts[0], intervals = m.counts[1];
     for (int i = blockIdx.x * THREADS + threadIdx.x; i < intervals; i += gridDim.x * THREADS)
         m.lengths[i] = (i + 1 < intervals ? m.starts[i + 1] : points) - m.starts[i];

@@ -223,6 +223,8 @@ class StaticBevPool:
         scale: Multiplies the result.
         out_dtype: Type of the result; see :func:`bev_pool`.
         tactic: How to pool on CUDA; chosen from the shape by default.
+        dependent: Let the blocks start while the kernel before in the stream still runs; not for
+            the first kernel after a stream was waited for.
 
     Raises:
         ConfigError: If a shape does not belong to the map, or the tactic cannot do it.
@@ -237,6 +239,7 @@ class StaticBevPool:
         scale: float = 1.0,
         out_dtype: torch.dtype | None = None,
         tactic: PoolTactic | None = None,
+        dependent: bool = False,
     ) -> None:
         _check_shapes(depth, context, scatter_map)
         out_dtype = out_dtype or result_dtype(depth, context)
@@ -253,7 +256,7 @@ class StaticBevPool:
             work = prepared.work(self.tactic)
             inputs = (depth, context, self.out, prepared.map, work, scale)
             self._launch = self.tactic.launch(*inputs)
-            self._run = bind(self._launch, depth.device)
+            self._run = bind(self._launch, depth.device, dependent=dependent)
 
     def tables(self) -> list[torch.Tensor]:
         """Return what is read besides depths and features."""

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import re
+
 import pytest
 import torch
 
 from driveRT_ros.core import bev_pool as production
+from driveRT_ros.core.cuda import waits_itself
 from driveRT_ros.core.errors import ConfigError
 from driveRT_ros.core.gpu.pool_tuning import tune_pool
+from driveRT_ros.core.paths import share_path
 from driveRT_ros.core.pool_tactics import PoolTactic
 from driveRT_ros.core.reference.bev_pool import bev_pool
 from test.support.pool_cases import SMALL_GRID, rig_map, small_frustum, small_rig, tensors
@@ -44,6 +48,16 @@ def test_the_fastest_tactic_with_the_right_result_is_chosen(backend):
     only = {"out_dtype": F32, "timer": timer_of(backend, fast)}
     with pytest.raises(ConfigError, match="exceeds 1e-05"):
         tune_pool(made, depth, context, among=[wrong], **only)
+
+
+@pytest.mark.parametrize(
+    ("stem", "kernels"), [("scatter_map", 6), ("bev_pool", 4), ("bev_pool_tiles", 1)]
+)
+def test_every_kernel_of_pooling_waits_for_the_one_before(stem, kernels):
+    source = (share_path("kernels") / f"{stem}.cu").read_text()
+    names = re.findall(r"__global__ void [^\n]*?(\w+)\(const", source)
+    assert len(names) == source.count("__global__") == kernels
+    assert all(waits_itself(stem, name) for name in names)
 
 
 @pytest.mark.gpu

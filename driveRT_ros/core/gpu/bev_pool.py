@@ -15,8 +15,14 @@ def _kernel(device: int, stem: str, name: str, defines: tuple[tuple[str, int], .
     return Kernel(stem, name, dict(defines), device=device)
 
 
-def bind(launch: PoolLaunch, device: torch.device) -> Launch:
-    """Return a launch that can go any number of times while the tensors of ``launch`` live."""
+def bind(launch: PoolLaunch, device: torch.device, *, dependent: bool = False) -> Launch:
+    """Return a launch that can go any number of times while the tensors of ``launch`` live.
+
+    Args:
+        launch: The launch.
+        device: CUDA device.
+        dependent: See :class:`~driveRT_ros.core.cuda.Launch`.
+    """
     index = torch.cuda.current_device() if device.index is None else device.index
     kernel = _kernel(index, launch.stem, launch.name, tuple(sorted(launch.defines.items())))
-    return kernel.bind(launch.grid, launch.block, launch.parameters)
+    return kernel.bind(launch.grid, launch.block, launch.parameters, dependent=dependent)

@@ -106,6 +106,8 @@ def _to_device(parts: list, device: torch.device) -> list[torch.Tensor]:
 
 def _launcher(device: torch.device) -> Run:
     def run(name: str, grid: int, block: int, *args: object) -> None:
-        Kernel("scatter_map", name, device=device).bind(grid, block, *args)()
+        kernel = Kernel("scatter_map", name, device=device)
+        # What torch launched before the first kernel is no kernel that lets others begin early.
+        kernel.bind(grid, block, *args, dependent=name != "project_points")()
 
     return run
