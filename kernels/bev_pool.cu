@@ -16,7 +16,7 @@
 //                  in order. Parts are sorted by length, so that the lanes of a warp finish together
 //                  and the longest start first.
 //
-// What it costs (wide chip, everything in L2): a point is a chain index -> row of features of about
+// Estimate (wide chip, everything in L2): a point is a chain index -> row of features of about
 // 0.6 us, and a thread keeps UNROLL of them in flight, so 336 points of one interval take
 // 336 / 4 * 0.6 / 2 = 25 us in pool_v3 whatever the rest does; cut at 32 points, 2 to 3 us. All rows
 // together are points * C * 2 bytes through L2: 33.5 MB at 6 TB/s is 5.6 us, the floor of this file.

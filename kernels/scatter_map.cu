@@ -13,7 +13,7 @@
 // it. All counts stay on the device. Arithmetic: each operation rounded by itself and in the order of
 // core/reference/bev_pool.py, so both give the same cells bit by bit.
 //
-// Cost: 8 bytes a point and pass read and written; 2 M points in 3 passes about 120 MB, 40 us on a
+// Estimate: 8 bytes a point and pass read and written; 2 M points in 3 passes about 120 MB, 40 us on a
 // wide chip; runs only when a calibration changes. Cells are decided in float64 because float32 has
 // steps of 4 um at 50 m and moves points that lie on an edge; chips with few float64 units take about
 // 0.3 ms for it.

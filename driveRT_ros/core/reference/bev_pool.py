@@ -18,8 +18,6 @@ from driveRT_ros.core.pool_types import (
     calibration_hash,
 )
 
-_CHUNK = 1 << 22  # products held at a time
-
 
 def ego_points(geometry: CameraGeometry, frustum: FrustumShape) -> torch.Tensor:
     """Return where every point of the frusta lies.
@@ -132,15 +130,17 @@ def bev_pool(
     sums = torch.float64 if torch.float64 in (depth.dtype, context.dtype) else torch.float32
     trimmed = scatter_map.trimmed()
     batch, channels = context.shape[0], context.shape[-1]
-    ranks = [ranks.long() for ranks in trimmed.arrays()[:3]]
-    cells = trimmed.cells
-    out = torch.zeros(batch, cells, channels, dtype=sums, device=context.device)
+    rank_depth, rank_feat, rank_bev, starts, _ = (ranks.long() for ranks in trimmed.arrays())
+    out = torch.zeros(batch, trimmed.cells, channels, dtype=sums, device=context.device)
     weights, features = depth.reshape(batch, -1), context.reshape(batch, -1, channels)
-    step = max(1, _CHUNK // channels)
-    for b in range(batch):
-        for begin in range(0, len(ranks[0]), step):
-            d, f, cell = (r[begin : begin + step] for r in ranks)
-            products = weights[b, d].to(sums)[:, None] * features[b][f].to(sums)
-            out[b].index_add_(0, cell, products)
+    for b in range(batch if len(starts) else 0):
+        # A bag is an interval; torch adds its rows up one after the other.
+        out[b, rank_bev[starts]] = torch.nn.functional.embedding_bag(
+            rank_feat,
+            features[b].to(sums),
+            starts,
+            mode="sum",
+            per_sample_weights=weights[b, rank_depth].to(sums),
+        )
     out = out * scale if scale != 1.0 else out
     return out.view(batch, *trimmed.grid_shape_zyx, channels).to(out_dtype or sums)
