@@ -5,7 +5,7 @@ set of tensors again and again, so all that fits the L2 cache is in it. ``cold``
 that are three times the L2 together. Both are CUDA graphs of many launches one after the other.
 
 Ours write the occupied cells of a result that stays; so do the baselines here, although the
-published ones also clear the result every time, which is reported as a line of its own.
+published ones also clear the result every time: that favours them.
 """
 
 from __future__ import annotations
