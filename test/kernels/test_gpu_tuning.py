@@ -85,8 +85,8 @@ def test_wrong_packing_and_lost_weights_are_seen(device):
 def test_rows_that_a_kernel_never_writes_are_seen(device, monkeypatch):
     launches = engine.ShimKernel.bind
 
-    def bind(self, grid, block, *args):
-        launch = launches(self, grid, block, *args)
+    def bind(self, grid, block, *args, **how):
+        launch = launches(self, grid, block, *args, **how)
         lazy = self.stem == "sparse_conv" and self.defines.get("TM") == 32
         return (lambda stream=None: None) if lazy else launch
 
@@ -97,8 +97,8 @@ def test_rows_that_a_kernel_never_writes_are_seen(device, monkeypatch):
 def test_bytes_that_change_from_run_to_run_are_a_fault(device, monkeypatch):
     launches, runs = engine.ShimKernel.bind, []
 
-    def bind(self, grid, block, *args):
-        launch = launches(self, grid, block, *args)
+    def bind(self, grid, block, *args, **how):
+        launch = launches(self, grid, block, *args, **how)
 
         def restless(stream=None):
             launch(stream)
