@@ -7,15 +7,18 @@ import subprocess
 import sys
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 
 from driveRT_ros.core.errors import ConfigError
+from driveRT_ros.core.kernel_args import struct_value
 from driveRT_ros.core.paths import share_path
 from test.support.conv_case import Case
 from test.support.cuda_cpu import CpuModule, ShimError
 from test.support.cuda_cpu.module import sanitized
-from test.support.launch import DOWN, SPARSE_CONV, SUBMANIFOLD, Backend
+from test.support.launch import SPARSE_CONV, SUBMANIFOLD, Backend
+from test.support.tile_tables import tile_tables
 
 SOURCES = Path(__file__).parent / "sources"
 REPO = Path(__file__).resolve().parents[2]
@@ -157,13 +160,27 @@ def test_a_convolution_without_its_barrier_or_wait_is_caught(tmp_path, old, new)
 def test_a_tile_number_that_is_overwritten_while_it_is_read_is_caught(tmp_path):
     """Tiles without taps pass one barrier only; one shared place for the next tile is too few."""
     folder = mutant(tmp_path, "sparse_conv.cu", "side ^= 1", "side ^= 0")
-    case = Case(Backend("cpu-shim"), SPARSE_CONV[4], DOWN[1])
+    config, rows = SPARSE_CONV[4], 1200
+    tables = tile_tables(np.full((27, rows), -1), config.tile_rows, 1, np.random.default_rng(0))
+    x, weight, bias = torch.ones(1, 16), torch.ones(27, 16, 16), torch.arange(16.0)
 
     def run(backend):
-        case.backend = backend
-        return case.run()
+        out = torch.full((tables.row_capacity, 16), torch.nan)
+        ticket = torch.zeros(1, dtype=torch.int32)
+        fields = {
+            "x": x, "weight": weight, "bias": bias, "residual": 0, "out": out,
+            "order": tables.order, "table": tables.table, "tile_mask": tables.tile_mask,
+            "tile_rank": tables.tile_rank, "n_tiles": tables.n_tiles, "ticket": ticket,
+            "group_taps": tables.group_taps, "relu": 0,
+        }  # fmt: skip
+        convolution = struct_value("sparse_conv.cu", "Convolution", fields)
+        how = {"defines": config.defines, "shared": config.shared}
+        backend.launch("sparse_conv", "sparse_conv", 2, config.threads, convolution, **how)
+        return out[:rows]
 
-    assert caught(folder, run, run(Backend("cpu-shim")))
+    good = run(Backend("cpu-shim"))
+    assert torch.equal(good, bias.expand(rows, 16))
+    assert caught(folder, run, good)
 
 
 # ---- AddressSanitizer ---------------------------------------------------------------------------
