@@ -60,8 +60,12 @@ class StopSignal:
 
     def _watch(self) -> None:
         os.read(self._read_fd, 1)
+        # The bound runs beside the wake-up: that is a call into the middleware, which may hang.
+        threading.Thread(target=self._exit_in_time, name="exit", daemon=True).start()
         with contextlib.suppress(Exception):  # the main loop may be ending by itself right now
             self.set()
+
+    def _exit_in_time(self) -> None:
         threading.Event().wait(self._exit_bound_s)
         exit_now(0)
 
