@@ -7,23 +7,21 @@ means the checkpoint belongs to another network.
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping
 from pathlib import Path
 
-import safetensors.torch
 import torch
 
 from driveRT_ros.core.config import LidarConfig, ModelConfig
-from driveRT_ros.core.errors import CheckpointError, ConfigError
+from driveRT_ros.core.errors import CheckpointError
 from driveRT_ros.models.graph import LayerSpec, build_graph
 from driveRT_ros.models.layouts import LAYOUTS, detect_layout, stored_shape, to_taps
+from driveRT_ros.models.stored import read_weights, write_weights
 from driveRT_ros.models.strict import (
     check_tensor,
     compare_keys,
     file_sha256,
     read_pickle,
-    read_safetensors,
 )
 from driveRT_ros.models.weights import VoxelNeXtWeights, fold_batch_norm
 
@@ -116,35 +114,11 @@ def save_weights(
     Raises:
         CheckpointError: If the suffix is another one.
     """
-    if Path(path).suffix.lower() != ".safetensors":
-        raise CheckpointError(f"Weights are written as '.safetensors', got '{path}'.")
-    tensors = {
-        name: tensor.detach().cpu().to(dtype or tensor.dtype).contiguous()
-        for name, tensor in sorted(weights.tensors.items())
-    }
-    header = {
-        "format": FORMAT,
-        "version": FORMAT_VERSION,
-        "model": json.dumps(weights.config.to_dict(), sort_keys=True),
-        "trained": json.dumps(weights.trained),
-        "source": weights.source,
-    }
-    safetensors.torch.save_file(tensors, str(path), metadata=header)
+    write_weights(path, weights, FORMAT, FORMAT_VERSION, dtype)
 
 
 def _load_safetensors(path: Path, model: ModelConfig) -> VoxelNeXtWeights:
-    header, tensors = read_safetensors(path, FORMAT, FORMAT_VERSION)
-    try:
-        stored = ModelConfig.from_dict(json.loads(header["model"]))
-        trained = bool(json.loads(header["trained"]))
-    except (KeyError, ValueError, ConfigError) as error:
-        raise CheckpointError(f"'{path}' has an unusable header: {error}.") from None
-    for name, value in stored.to_dict().items():
-        wanted = getattr(model, name)
-        if value != wanted:
-            raise CheckpointError(
-                f"'{path}' is for model.{name} = {value}, but the configuration asks for {wanted}."
-            )
+    tensors, trained = read_weights(path, FORMAT, FORMAT_VERSION, model)
     expected = {
         f"{layer.name}.{part}": shape
         for layer in build_graph(model).layers

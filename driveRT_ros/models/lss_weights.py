@@ -3,27 +3,22 @@
 from __future__ import annotations
 
 import importlib
-import json
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from functools import cached_property
 from pathlib import Path
-from typing import Any
 
-import safetensors.torch
 import torch
 
 from driveRT_ros.core.camera_config import CameraConfig, CameraModelConfig
 from driveRT_ros.core.errors import CheckpointError, ConfigError
 from driveRT_ros.models.efficientnet_lite import CLASSIFIER_KEYS
 from driveRT_ros.models.lss import Lss
+from driveRT_ros.models.stored import Weights, read_weights, write_weights
 from driveRT_ros.models.strict import (
     check_tensor,
     compare_keys,
     file_sha256,
-    read_safetensors,
-    tensors_sha256,
 )
 
 FORMAT = "driveRT_ros.lss"
@@ -37,27 +32,13 @@ _OUTPUT_STD = 0.5
 
 
 @dataclass(frozen=True, eq=False)
-class CameraWeights:
+class CameraWeights(Weights):
     """Every learned tensor of the camera model.
 
-    Args:
-        config: The model they belong to.
-        tensors: By the names of ``Lss.state_dict()``, float, on the CPU; batch norms not folded.
-        trained: False for seeded random weights.
-        source: Where they came from: a path, or the seed.
-        mapping: How checkpoint keys became layers, one line each; empty where nothing was mapped.
+    ``tensors`` are by the names of ``Lss.state_dict()``, batch norms not folded.
     """
 
     config: CameraModelConfig
-    tensors: Mapping[str, torch.Tensor]
-    trained: bool
-    source: str
-    mapping: tuple[str, ...] = ()
-
-    @cached_property
-    def sha256(self) -> str:
-        """Hash of names, shapes and values rounded to float32: equal in every file format."""
-        return tensors_sha256(self.tensors)
 
     @property
     def num_parameters(self) -> int:
@@ -214,47 +195,14 @@ def save_camera_weights(
     Raises:
         CheckpointError: If the suffix is another one.
     """
-    if Path(path).suffix.lower() != ".safetensors":
-        raise CheckpointError(f"Weights are written as '.safetensors', got '{path}'.")
-    tensors = {
-        name: tensor.detach().cpu().to(dtype or tensor.dtype).contiguous()
-        for name, tensor in sorted(weights.tensors.items())
-    }
-    header = {
-        "format": FORMAT,
-        "version": FORMAT_VERSION,
-        "model": json.dumps(weights.config.to_dict(), sort_keys=True),
-        "trained": json.dumps(weights.trained),
-        "source": weights.source,
-    }
-    safetensors.torch.save_file(tensors, str(path), metadata=header)
+    write_weights(path, weights, FORMAT, FORMAT_VERSION, dtype)
 
 
 def _load_safetensors(path: Path, model: CameraModelConfig) -> CameraWeights:
-    header, tensors = read_safetensors(path, FORMAT, FORMAT_VERSION)
-    try:
-        stored = CameraModelConfig.from_dict(json.loads(header["model"]))
-        trained = bool(json.loads(header["trained"]))
-    except (KeyError, ValueError, ConfigError) as error:
-        raise CheckpointError(f"'{path}' has an unusable header: {error}.") from None
-    wanted = dict(_flat(model.to_dict()))
-    for name, value in _flat(stored.to_dict()):
-        if value != wanted[name]:
-            raise CheckpointError(
-                f"'{path}' is for model.{name} = {value}, but the configuration asks for "
-                f"{wanted[name]}."
-            )
+    tensors, trained = read_weights(path, FORMAT, FORMAT_VERSION, model)
     compare_keys(path, set(expected_shapes(model)), set(tensors))
     check_state(model, tensors)
     return CameraWeights(model, tensors, trained=trained, source=str(path))
-
-
-def _flat(tree: Mapping[str, Any], prefix: str = "") -> list[tuple[str, Any]]:
-    out: list[tuple[str, Any]] = []
-    for key, value in tree.items():
-        inner = isinstance(value, Mapping)
-        out += _flat(value, f"{prefix}{key}.") if inner else [(prefix + key, value)]
-    return out
 
 
 def _is_output(name: str) -> bool:

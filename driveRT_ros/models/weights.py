@@ -2,39 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass
-from functools import cached_property
 
 import torch
 
 from driveRT_ros.core.config import ModelConfig
-from driveRT_ros.models.strict import tensors_sha256
+from driveRT_ros.models.stored import Weights
 
 
 @dataclass(frozen=True, eq=False)
-class VoxelNeXtWeights:
+class VoxelNeXtWeights(Weights):
     """Weights with batch norm folded in.
 
-    Args:
-        config: Channels and heads they belong to.
-        tensors: ``<layer>.weight`` (taps, in, out) and ``<layer>.bias`` (out,), floating point, on
-            the CPU, for every layer of the graph.
-        trained: False for seeded random weights.
-        source: Where they came from: a path, or the seed.
-        mapping: How checkpoint keys became layers, one line each; empty where nothing was mapped.
+    ``tensors`` are ``<layer>.weight`` (taps, in, out) and ``<layer>.bias`` (out,) of every layer of
+    the graph.
     """
 
     config: ModelConfig
-    tensors: Mapping[str, torch.Tensor]
-    trained: bool
-    source: str
-    mapping: tuple[str, ...] = ()
-
-    @cached_property
-    def sha256(self) -> str:
-        """Hash of names, shapes and values rounded to float32: equal in every file format."""
-        return tensors_sha256(self.tensors)
 
     def to(self, device: torch.device | str, dtype: torch.dtype) -> dict[str, torch.Tensor]:
         """Return the tensors on one device, rounded once to one dtype."""

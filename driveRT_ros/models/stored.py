@@ -1,0 +1,110 @@
+"""Weights of any of our networks as a value and as a file: safetensors with the model inside."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import safetensors.torch
+import torch
+
+from driveRT_ros.core.errors import CheckpointError, ConfigError
+from driveRT_ros.core.schema import Config
+from driveRT_ros.models.strict import read_safetensors, tensors_sha256
+
+
+@dataclass(frozen=True, eq=False)
+class Weights:
+    """Every learned tensor of a network.
+
+    Args:
+        config: The model they belong to.
+        tensors: By name, floating point, on the CPU.
+        trained: False for seeded random weights.
+        source: Where they came from: a path, or the seed.
+        mapping: How checkpoint keys became layers, one line each; empty where nothing was mapped.
+    """
+
+    config: Config
+    tensors: Mapping[str, torch.Tensor]
+    trained: bool
+    source: str
+    mapping: tuple[str, ...] = ()
+
+    @cached_property
+    def sha256(self) -> str:
+        """Hash of names, shapes and values rounded to float32: equal in every file format."""
+        return tensors_sha256(self.tensors)
+
+
+def write_weights(
+    path: str | Path, weights: Weights, kind: str, version: str, dtype: torch.dtype | None
+) -> None:
+    """Write weights as safetensors with the model config in the header.
+
+    Args:
+        path: Must end in ``.safetensors``.
+        weights: What to write.
+        kind: Entry ``format`` of the header.
+        version: Entry ``version`` of the header.
+        dtype: Round to this dtype; None keeps every bit.
+
+    Raises:
+        CheckpointError: If the suffix is another one.
+    """
+    if Path(path).suffix.lower() != ".safetensors":
+        raise CheckpointError(f"Weights are written as '.safetensors', got '{path}'.")
+    tensors = {
+        name: tensor.detach().cpu().to(dtype or tensor.dtype).contiguous()
+        for name, tensor in sorted(weights.tensors.items())
+    }
+    header = {
+        "format": kind,
+        "version": version,
+        "model": json.dumps(weights.config.to_dict(), sort_keys=True),
+        "trained": json.dumps(weights.trained),
+        "source": weights.source,
+    }
+    safetensors.torch.save_file(tensors, str(path), metadata=header)
+
+
+def read_weights(
+    path: Path, kind: str, version: str, model: Config
+) -> tuple[dict[str, torch.Tensor], bool]:
+    """Return the tensors of a file for this model, unchecked, and whether they are trained.
+
+    Args:
+        path: The file.
+        kind: What the entry ``format`` of its header must be.
+        version: What the entry ``version`` of its header must be.
+        model: What its model config must be.
+
+    Raises:
+        CheckpointError: If the file cannot be read, is of another format or for another model.
+    """
+    header, tensors = read_safetensors(path, kind, version)
+    try:
+        stored = type(model).from_dict(json.loads(header["model"]))
+        trained = bool(json.loads(header["trained"]))
+    except (KeyError, ValueError, ConfigError) as error:
+        raise CheckpointError(f"'{path}' has an unusable header: {error}.") from None
+    wanted = dict(_flat(model.to_dict()))
+    for name, value in _flat(stored.to_dict()):
+        if value != wanted[name]:
+            raise CheckpointError(
+                f"'{path}' is for model.{name} = {value}, but the configuration asks for "
+                f"{wanted[name]}."
+            )
+    return tensors, trained
+
+
+def _flat(tree: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
+    for key, value in tree.items():
+        if isinstance(value, Mapping):
+            yield from _flat(value, f"{prefix}{key}.")
+        else:
+            yield prefix + key, value
