@@ -8,7 +8,12 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from driveRT_ros.core.config import FARTHEST_M, DiagnosticsConfig, PostProcessConfig
+from driveRT_ros.core.config import (
+    FARTHEST_M,
+    DetectionHeads,
+    DiagnosticsConfig,
+    PostProcessConfig,
+)
 from driveRT_ros.core.errors import ConfigError
 from driveRT_ros.core.schema import Config, group, param
 
@@ -135,7 +140,7 @@ class GridConfig(Config):
 
 
 @dataclass(frozen=True)
-class NetworkConfig(Config):
+class NetworkConfig(DetectionHeads, Config):
     """Channels and outputs of the network."""
 
     backbone: str = param("efficientnet_lite0", "Image backbone.", choices=BACKBONES)
@@ -161,16 +166,6 @@ class NetworkConfig(Config):
         (),
         "Classes of each detection head, comma-separated; a single empty name means none.",
     )
-
-    @property
-    def classes_per_head(self) -> tuple[tuple[str, ...], ...]:
-        """Class names, one tuple a head."""
-        return tuple(tuple(name.strip() for name in head.split(",")) for head in self.heads)
-
-    @property
-    def class_names(self) -> tuple[str, ...]:
-        """Class names in label order (heads concatenated)."""
-        return tuple(name for head in self.classes_per_head for name in head)
 
     def check(self) -> None:
         """Refuse a network without outputs, and empty or repeated names."""

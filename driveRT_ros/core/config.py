@@ -76,8 +76,24 @@ class VoxelizationConfig(Config):
             )
 
 
+class DetectionHeads:
+    """Names of the classes of a model whose parameter ``heads`` lists them, comma-separated."""
+
+    heads: tuple[str, ...]
+
+    @property
+    def classes_per_head(self) -> tuple[tuple[str, ...], ...]:
+        """Class names, one tuple a head."""
+        return tuple(tuple(n.strip() for n in head.split(",")) for head in self.heads)
+
+    @property
+    def class_names(self) -> tuple[str, ...]:
+        """Class names in label order (heads concatenated)."""
+        return tuple(name for head in self.classes_per_head for name in head)
+
+
 @dataclass(frozen=True)
-class ModelConfig(Config):
+class ModelConfig(DetectionHeads, Config):
     """The VoxelNeXt graph."""
 
     channels: tuple[int, ...] = param(
@@ -98,16 +114,6 @@ class ModelConfig(Config):
         ),
         "Classes of each detection head, comma-separated, in the order of the checkpoint.",
     )
-
-    @property
-    def classes_per_head(self) -> tuple[tuple[str, ...], ...]:
-        """Class names, one tuple a head."""
-        return tuple(tuple(n.strip() for n in head.split(",")) for head in self.heads)
-
-    @property
-    def class_names(self) -> tuple[str, ...]:
-        """Class names in label order (heads concatenated)."""
-        return tuple(name for head in self.classes_per_head for name in head)
 
     def check(self) -> None:
         """Refuse unequal merged levels, and empty or repeated class names."""
