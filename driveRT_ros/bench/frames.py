@@ -216,12 +216,14 @@ def voxels_of(
     return voxels.features.to(device), voxels.coords_bzyx.to(device)
 
 
-def network_tensors(config: LidarConfig, device: torch.device | str) -> dict[str, torch.Tensor]:
-    """Return seeded float32 weights on the device, with biases that are not zero."""
+def network_tensors(
+    config: LidarConfig, device: torch.device | str, dtype: torch.dtype = torch.float32
+) -> dict[str, torch.Tensor]:
+    """Return seeded weights on the device, float32 values, with biases that are not zero."""
     generator = torch.Generator().manual_seed(1)
     tensors = untrained_weights(config.model, 0).to("cpu", torch.float32)
     for name in sorted(tensors):
         if name.endswith(".bias"):
             noise = torch.randn(tensors[name].shape, generator=generator)
             tensors[name] = tensors[name] + 0.1 * noise
-    return {name: tensor.to(device) for name, tensor in tensors.items()}
+    return {name: tensor.to(device, dtype) for name, tensor in tensors.items()}

@@ -6,20 +6,19 @@ Source: Yin et al., "Center-based 3D Object Detection and Tracking", CVPR 2021.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 
 import torch
 from torch import nn
 
 from driveRT_ros.core.camera_config import CameraConfig
 from driveRT_ros.core.reference.decode import decode_boxes, select_candidates, usable_boxes
-from driveRT_ros.models.head import Proposals
+from driveRT_ros.models.head import Proposals, Suppress, join_kept
 from driveRT_ros.models.layers import ConvModule
 
 BRANCHES = (("reg", 2), ("height", 1), ("dim", 3), ("rot", 2), ("vel", 2))
 """Regression maps of a head and their channels; ``heatmap`` has one channel a class."""
 
-Suppress = Callable[[torch.Tensor, torch.Tensor, float, int], torch.Tensor]
 Maps = Mapping[str, torch.Tensor]
 
 
@@ -114,11 +113,7 @@ class CenterDecoder:
                 measured, proposal.scores, post.iou_nms_threshold, post.max_boxes_per_head
             )
             kept.append((proposal, rows))
-        return Proposals(
-            boxes=torch.cat([p.boxes[rows] for p, rows in kept]),
-            scores=torch.cat([p.scores[rows] for p, rows in kept]),
-            labels=torch.cat([p.labels[rows] for p, rows in kept]),
-        )
+        return join_kept(kept)
 
     def _boxes(self, rows: Maps, chosen: torch.Tensor, columns: int) -> torch.Tensor:
         branches = {

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -35,6 +35,15 @@ class Proposals:
     boxes: torch.Tensor
     scores: torch.Tensor
     labels: torch.Tensor
+
+
+def join_kept(kept: Sequence[tuple[Proposals, torch.Tensor]]) -> Proposals:
+    """Join what suppression left of each head; the rows are in the order to keep."""
+    return Proposals(
+        boxes=torch.cat([p.boxes[rows] for p, rows in kept]),
+        scores=torch.cat([p.scores[rows] for p, rows in kept]),
+        labels=torch.cat([p.labels[rows] for p, rows in kept]),
+    )
 
 
 class Heads:
@@ -115,11 +124,7 @@ class Heads:
             (p, self._suppress(p.boxes, p.scores, post.iou_nms_threshold, post.max_boxes_per_head))
             for p in proposals
         ]
-        return Proposals(
-            boxes=torch.cat([p.boxes[rows] for p, rows in kept]),
-            scores=torch.cat([p.scores[rows] for p, rows in kept]),
-            labels=torch.cat([p.labels[rows] for p, rows in kept]),
-        )
+        return join_kept(kept)
 
     def _boxes(self, head: int, bev: SparseTensor, chosen: Selection) -> torch.Tensor:
         """Evaluate the regression branches at the chosen rows and decode them."""

@@ -7,11 +7,11 @@ from types import SimpleNamespace
 import numpy as np
 import torch
 
+from driveRT_ros.bench.frames import network_tensors
 from driveRT_ros.core.config import LidarConfig
 from driveRT_ros.core.gpu import backbone as backbone_module
 from driveRT_ros.core.gpu import frame_maps as frame_maps_module
 from driveRT_ros.core.ops import Ops
-from driveRT_ros.models.untrained import untrained_weights
 from driveRT_ros.models.voxelnext import Backbone
 from test.support.launch import Backend
 
@@ -79,13 +79,7 @@ def street(count: int, seed: int, edge_m=(12.0, 9.6)) -> torch.Tensor:
 
 def tensors_of(config: LidarConfig, device="cpu", dtype=torch.float32):
     """Return seeded weights with biases that are not zero."""
-    generator = torch.Generator().manual_seed(1)
-    tensors = untrained_weights(config.model, 0).to("cpu", torch.float32)
-    for name in sorted(tensors):
-        if name.endswith(".bias"):
-            noise = torch.randn(tensors[name].shape, generator=generator)
-            tensors[name] = tensors[name] + 0.1 * noise
-    return {name: tensor.to(device, dtype) for name, tensor in tensors.items()}
+    return network_tensors(config, device, dtype)
 
 
 def reference(config: LidarConfig, points: torch.Tensor):
