@@ -239,13 +239,13 @@ class PoolTactic:
         if reason:
             raise ConfigError(f"This tactic cannot pool: {reason}.")
         fields = {
-            **{
-                "depth": depth.data_ptr(),
-                "features": context.data_ptr(),
-                "out": out,
-                "cells": scatter_map.cells,
-            },
-            **{"depth_batch": depth.stride(0), "feature_batch": context.stride(0), "scale": scale},
+            "depth": depth.data_ptr(),
+            "features": context.data_ptr(),
+            "out": out,
+            "cells": scatter_map.cells,
+            "depth_batch": depth.stride(0),
+            "feature_batch": context.stride(0),
+            "scale": scale,
         }
         inputs = (shape, fields, depth, context, scatter_map)
         if isinstance(work, Tiles):
@@ -263,10 +263,10 @@ class PoolTactic:
     ) -> PoolLaunch:
         tables = {f.name: getattr(work, f.name) for f in dataclasses.fields(work)}
         fields |= tables
-        axes = ("depth_camera", "depth_bin", "depth_row", "depth_column")
-        fields |= dict(zip(axes, depth.stride()[1:]))
-        axes = ("feature_camera", "feature_row", "feature_column", "")
-        fields |= dict(zip(axes[:3], context.stride()[1:4]))
+        depth_axes = ("depth_camera", "depth_bin", "depth_row", "depth_column")
+        fields |= dict(zip(depth_axes, depth.stride()[1:]))
+        feature_axes = ("feature_camera", "feature_row", "feature_column")
+        fields |= dict(zip(feature_axes, context.stride()[1:4]))
         fields["rows"] = scatter_map.frustum_shape[2]
         return PoolLaunch(
             stem="bev_pool_tiles",
