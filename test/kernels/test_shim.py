@@ -110,6 +110,20 @@ def test_arguments_are_checked_against_the_kernel():
         faults().launch("two_barriers", 1, 32, torch.zeros(4, 4).t())
 
 
+def test_a_launch_leaves_no_mapped_memory_behind():
+    """A process may hold 65530 mappings, and a run of all tests loads some hundred modules."""
+
+    def mappings():
+        return len(Path("/proc/self/maps").read_text().splitlines())
+
+    values, module = torch.arange(256, dtype=torch.int32), faults()
+    before = mappings()
+    module.launch("reverse_without_barrier", 4, 256, values, torch.empty_like(values), resident=4)
+    with pytest.raises(ShimError, match="barrier divergence"):
+        module.launch("two_barriers", 1, 64, values)
+    assert mappings() - before < 64
+
+
 # ---- real kernels with one line taken out --------------------------------------------------------
 
 

@@ -5,6 +5,7 @@
 // only synchronization restricts, and a kernel that lacks some gives results that change with the
 // seed. Blocks run one after the other, or `resident` of them mixed.
 #pragma once
+#include <errno.h>
 #include <pthread.h>
 #include <signal.h>
 #include <setjmp.h>
@@ -155,7 +156,7 @@ struct Run {
 };
 
 Run* run = nullptr;
-std::vector<Block*> pool;  // blocks with stacks, kept from launch to launch
+std::vector<Block*> pool;  // blocks with stacks, for the next ones of the same launch
 size_t static_used = 0;    // static shared memory given to variables
 
 inline uint64_t random_bits() {
@@ -208,6 +209,16 @@ inline std::string text_of(const Where& w) {
     run->failed = true;
     jump(run->current->context, run->main);
     abort();
+}
+
+// Ends the launch with an error from outside the fibers.
+[[noreturn]] void give_up(const char* format, ...) {
+    va_list list;
+    va_start(list, format);
+    vsnprintf(run->error, sizeof run->error, format, list);
+    va_end(list);
+    run->failed = true;
+    siglongjmp(run->rescue, 1);
 }
 
 inline void progress() { run->spins = 0; }
@@ -385,21 +396,14 @@ inline Block* take_block() {
 inline void start_block(Block& b, Dim3 index) {
     b.index = index;
     b.threads = b.live = run->block.x * run->block.y * run->block.z;
-    if (static_cast<int>(b.fibers.size()) != b.threads) {
-        for (Fiber& f : b.fibers) {
-            if (!f.stack) continue;
-#if SHIM_ASAN
-            ASAN_UNPOISON_MEMORY_REGION(f.stack, kStackBytes);  // whoever gets this memory next may use it
-#endif
-            munmap(f.stack - kGuardBytes, kStackBytes + kGuardBytes);
-        }
+    if (b.fibers.empty()) {
         b.fibers.assign(b.threads, Fiber());
         for (Fiber& f : b.fibers) {
             char* low = static_cast<char*>(mmap(nullptr, kStackBytes + kGuardBytes, PROT_READ | PROT_WRITE,
                                                 MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0));
-            if (low == MAP_FAILED) abort();
-            mprotect(low, kGuardBytes, PROT_NONE);
+            if (low == MAP_FAILED) give_up("no memory for the stacks of %d threads: %s", b.threads, strerror(errno));
             f.stack = low + kGuardBytes;
+            if (mprotect(low, kGuardBytes, PROT_NONE)) give_up("no guard behind the stack of a thread: %s", strerror(errno));
         }
     }
     b.ready.clear();
@@ -418,10 +422,10 @@ inline void start_block(Block& b, Dim3 index) {
     free(b.dynamic);
     b.dynamic = nullptr;
     if (run->shared) {
-        if (posix_memalign(reinterpret_cast<void**>(&b.dynamic), 128, run->shared)) abort();
+        if (posix_memalign(reinterpret_cast<void**>(&b.dynamic), 128, run->shared)) give_up("no memory for shared memory");
         memset(b.dynamic, 0xff, run->shared);  // NaN, -1
     }
-    if (!b.statics && posix_memalign(reinterpret_cast<void**>(&b.statics), 128, kStaticBytes)) abort();
+    if (!b.statics && posix_memalign(reinterpret_cast<void**>(&b.statics), 128, kStaticBytes)) give_up("no memory for shared memory");
 #if SHIM_ASAN
     ASAN_UNPOISON_MEMORY_REGION(b.statics, kStaticBytes);
 #endif
@@ -448,9 +452,9 @@ inline void run_blocks(unsigned resident) {
     for (uint64_t next = 0; !run->failed;) {
         while (next < blocks && run->running.size() < resident) {
             Block* b = take_block();
+            run->running.push_back(b);
             start_block(*b, {static_cast<unsigned>(next % run->grid.x), static_cast<unsigned>(next / run->grid.x % run->grid.y),
                              static_cast<unsigned>(next / (static_cast<uint64_t>(run->grid.x) * run->grid.y))});
-            run->running.push_back(b);
             ++next;
         }
         if (run->running.empty()) return;

@@ -77,6 +77,7 @@ struct Guard {
 
 inline void release(Block* b) {
     for (Fiber& f : b->fibers) {
+        if (!f.stack) continue;
 #if SHIM_ASAN
         ASAN_UNPOISON_MEMORY_REGION(f.stack, kStackBytes);
 #endif
@@ -147,6 +148,8 @@ int launch(const Kernel& k, const unsigned* grid, const unsigned* block, unsigne
     }
     run = nullptr;
     for (Block* b : mine->running) release(b);
+    for (Block* b : pool) release(b);  // a process may map only so many stacks, and has many modules
+    pool.clear();
     if (mine->failed) snprintf(error, capacity, "%s", mine->error);
     const int failed = mine->failed;
     delete mine;
