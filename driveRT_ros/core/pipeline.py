@@ -10,6 +10,7 @@ import numpy.typing as npt
 import torch
 
 from driveRT_ros.core.bev_grid import build_bev_grid
+from driveRT_ros.core.camera_pipeline import CameraPipeline
 from driveRT_ros.core.config import LidarConfig
 from driveRT_ros.core.errors import ConfigError, InvalidFrame
 from driveRT_ros.core.fingerprint import frame_fingerprint
@@ -20,6 +21,8 @@ from driveRT_ros.core.sparse_types import NUM_FEATURES, SparseTensor
 from driveRT_ros.core.stages import StageClock, device_named
 from driveRT_ros.models.head import Heads, Proposals
 from driveRT_ros.models.voxelnext import VoxelNeXtWeights, untrained_weights
+
+__all__ = ["CameraPipeline", "LidarPipeline"]
 
 FAULTY_SHARE = 0.01
 """Share of faulty head outputs above which the frame carries the note ``faulty_head_output``."""

@@ -11,9 +11,10 @@ import torch
 
 from driveRT_ros.core import camera_rig
 from driveRT_ros.core.camera_config import CameraConfig
-from driveRT_ros.core.camera_pipeline import CAMERAS_LAYER, CameraPipeline
+from driveRT_ros.core.camera_pipeline import CAMERAS_LAYER
 from driveRT_ros.core.errors import ConfigError, InvalidFrame
 from driveRT_ros.core.frame import CameraFrame, Detections
+from driveRT_ros.core.pipeline import CameraPipeline
 from driveRT_ros.models.lss_weights import untrained_camera_weights
 from test.support.camera_rig import NAMES, frame, textured
 
