@@ -1,39 +1,86 @@
-"""Numbers that identify the result of a frame."""
+"""Numbers that identify a frame, stage by stage: equal numbers, equal bytes."""
 
 from __future__ import annotations
 
+import zlib
+from collections.abc import Mapping
+
 import torch
 
+from driveRT_ros.core.frame import BevGrid
 from driveRT_ros.core.front_end import FrontResult
 from driveRT_ros.core.reference.coordmap import cell_keys
 from driveRT_ros.core.stages import crc32
 
 Triple = tuple[int, int, int]
 
+CLOUD_MSG, DETECTIONS_MSG = "cloud_msg", "detections_msg"
+"""Stages of the border: serialized messages, which ``io.fingerprint`` takes the numbers of."""
+
+STAGES: Mapping[str, str] = {
+    CLOUD_MSG: "cloud message",
+    "images": "images",
+    "points": "points",
+    "coords": "coordinates",
+    "features": "features",
+    "bev": "bird's-eye-view rows",
+    "grid": "bird's-eye-view grid",
+    "detections": "detections",
+    DETECTIONS_MSG: "detections message",
+}
+"""What each number is of, in the order of computing; a fingerprint holds those that were made."""
+
 
 def frame_fingerprint(
-    front: FrontResult, voxel_shape_zyx: Triple, *detections: torch.Tensor
+    points: torch.Tensor,
+    front: FrontResult,
+    voxel_shape_zyx: Triple,
+    grid: BevGrid | None,
+    *detections: torch.Tensor,
 ) -> dict[str, int]:
     """Return the CRC-32 of the bytes of each stage.
 
     Rows are taken in ascending (z, y, x) order, whatever order they were computed in. ``coords``
     (int32 z, y, x) and ``features`` of the voxels are then the same on every device in float32.
-    ``bev`` and ``detections`` are the same wherever the additions have the same order: on one
-    device, with one Plan.
+    ``bev``, ``grid`` and ``detections`` are the same wherever the additions have the same order:
+    on one device, with one Plan.
 
     Args:
+        points: (N, 5) what the front end was given.
         front: What the heads were given.
         voxel_shape_zyx: Cells of the voxel grid.
+        grid: Bird's-eye-view layers, where they were made.
         detections: Boxes, scores and labels, as published.
     """
     voxels = _cell_order(torch.nn.functional.pad(front.voxel_coords_zyx, (1, 0)), voxel_shape_zyx)
     bev = _cell_order(front.bev.coords_bzyx, front.bev.spatial_shape_zyx)
     return {
+        "points": crc32(points),
         "coords": crc32(front.voxel_coords_zyx[voxels]),
         "features": crc32(front.voxel_features[voxels]),
         "bev": crc32(front.bev.features[bev]),
+        **({} if grid is None else {"grid": grid_crc32(grid)}),
         "detections": crc32(*detections),
     }
+
+
+def grid_crc32(grid: BevGrid) -> int:
+    """Return the CRC-32 of the names and the bytes of the layers, in ascending order of names."""
+    crc = 0
+    for name in sorted(grid.layers):
+        crc = zlib.crc32(name.encode(), crc)
+        crc = crc32(torch.from_numpy(grid.layers[name]), start=crc)
+    return crc
+
+
+def common_stages(a: Mapping[str, int], b: Mapping[str, int]) -> list[str]:
+    """Return the stages that both fingerprints hold, in the order of :data:`STAGES`."""
+    return [stage for stage in STAGES if stage in a and stage in b]
+
+
+def first_difference(a: Mapping[str, int], b: Mapping[str, int]) -> str | None:
+    """Return the first stage, in the order of :data:`STAGES`, in which two frames differ."""
+    return next((stage for stage in common_stages(a, b) if a[stage] != b[stage]), None)
 
 
 def _cell_order(coords_bzyx: torch.Tensor, shape_zyx: Triple) -> torch.Tensor:

@@ -135,10 +135,13 @@ class LidarPipeline:
         clock.lap("postprocess")
 
         # What happened to this frame, and what identifies its result.
+        grid = None
+        if with_bev:
+            grid = build_bev_grid(cloud, self.config, self._layers(front.bev, heat))
         fingerprint = {}
         if with_fingerprint:
             shape = self.config.voxelization.sparse_shape_zyx
-            fingerprint = frame_fingerprint(front, shape, boxes, scores, labels)
+            fingerprint = frame_fingerprint(cloud, front, shape, grid, boxes, scores, labels)
         report = FrameReport(
             stage_ms=clock.stage_ms,
             num_points=len(cloud),
@@ -149,9 +152,6 @@ class LidarPipeline:
             fingerprint=fingerprint,
             overflow=front.overflow,
         )
-        grid = None
-        if with_bev:
-            grid = build_bev_grid(cloud, self.config, self._layers(front.bev, heat))
         return Detections(boxes, scores, labels, self.config.model.class_names, report, grid)
 
     def _checked(self, points: torch.Tensor | npt.NDArray[np.floating]) -> torch.Tensor:

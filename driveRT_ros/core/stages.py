@@ -70,10 +70,15 @@ def device_named(name: str | torch.device) -> torch.device:
         ) from None
 
 
-def crc32(*tensors: torch.Tensor) -> int:
-    """Return the CRC-32 of the bytes of the tensors, one after the other."""
-    crc = 0
+def crc32(*tensors: torch.Tensor, start: int = 0) -> int:
+    """Return the CRC-32 of the bytes of the tensors, one after the other.
+
+    Args:
+        tensors: Of any dtype, on any device.
+        start: CRC-32 of the bytes before them.
+    """
+    crc = start
     for tensor in tensors:
         plain = tensor.detach().cpu().contiguous().reshape(-1)
-        crc = zlib.crc32(plain.view(torch.uint8).numpy().tobytes(), crc)
+        crc = zlib.crc32(plain.view(torch.uint8).numpy(), crc)
     return crc

@@ -11,6 +11,7 @@ import torch
 
 from driveRT_ros.core.config import LidarConfig, ModelConfig
 from driveRT_ros.core.errors import ConfigError, InvalidFrame
+from driveRT_ros.core.fingerprint import first_difference
 from driveRT_ros.core.pipeline import LidarPipeline
 from driveRT_ros.models.voxelnext import VoxelNeXtWeights, untrained_weights
 from test.support.frames import ROWS
@@ -78,16 +79,35 @@ def test_the_same_cloud_gives_the_same_bytes_also_in_a_new_pipeline(pipeline, cl
     first, second = (pipeline.process(cloud, with_fingerprint=True) for _ in range(2))
     third = LidarPipeline(config(), None, "cpu").process(cloud, with_fingerprint=True)
     assert same(first, second) and same(first, third)
-    assert set(first.report.fingerprint) == {"coords", "features", "bev", "detections"}
+    want = ["points", "coords", "features", "bev", "detections"]
+    assert list(first.report.fingerprint) == want
     assert first.report.fingerprint == second.report.fingerprint == third.report.fingerprint
 
 
-def test_the_fingerprint_is_the_crc32_of_the_published_arrays(pipeline, cloud):
-    found = pipeline.process(cloud, with_fingerprint=True)
+def test_the_fingerprint_is_the_crc32_of_the_points_and_of_the_published_arrays(pipeline, cloud):
+    found = pipeline.process(cloud, with_bev=True, with_fingerprint=True)
+    marks = found.report.fingerprint
     data = b"".join(t.numpy().tobytes() for t in (found.boxes, found.scores, found.labels))
-    assert found.report.fingerprint["detections"] == zlib.crc32(data)
+    assert marks["detections"] == zlib.crc32(data)
+    assert marks["points"] == zlib.crc32(cloud.numpy().tobytes())
+    layers = sorted(found.bev.layers.items())
+    assert marks["grid"] == zlib.crc32(b"".join(n.encode() + v.tobytes() for n, v in layers))
     other = pipeline.process(cloud[1:], with_fingerprint=True).report.fingerprint
-    assert other["features"] != found.report.fingerprint["features"]
+    assert other["points"] != marks["points"] and other["features"] != marks["features"]
+
+
+def test_one_point_moved_is_seen_in_points_first_and_a_threshold_in_detections_only(cloud):
+    moved = cloud.clone()
+    moved[7, 0] += 1e-4
+    strict = config(post_process_params={"score_thresholds": [0.5]})
+    runs = ((config(), cloud), (config(), moved), (strict, cloud))
+    base, other, fewer = (
+        LidarPipeline(c, None, "cpu").process(p, with_fingerprint=True).report.fingerprint
+        for c, p in runs
+    )
+    assert first_difference(base, base) is None
+    assert first_difference(base, other) == first_difference(other, base) == "points"
+    assert first_difference(base, fewer) == "detections"
 
 
 def test_numpy_torch_and_double_points_are_the_same_cloud(pipeline, cloud):
