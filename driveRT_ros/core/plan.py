@@ -1,4 +1,8 @@
-"""A Plan: which kernel variant runs each stage of one network on one GPU, as a frozen value."""
+"""A Plan: which kernel variant runs each stage on one GPU, as a frozen value.
+
+One file may hold what the LiDAR network needs (``tactics``), what pooling of camera features needs
+(``pools``), or both.
+"""
 
 from __future__ import annotations
 
@@ -6,14 +10,18 @@ import dataclasses
 import json
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from driveRT_ros.core.errors import ConfigError, PlanMismatch
+from driveRT_ros.core.pool_tactics import PoolTactic
 from driveRT_ros.core.sparse_conv_mma import MmaTactic
 from driveRT_ros.core.tactics import GROUP_TAPS, TILE_ROWS, ConvTactic, Tactic
 
 PLAN_VERSION = 2
-"""Raised whenever a tactic would mean another order of additions, so that old Plans are refused."""
+"""Raised whenever a tactic would mean another order of additions, so that old Plans are refused.
+
+``pools`` may be absent: Plans of this version from before they were recorded stay readable.
+"""
 
 ARITHMETIC = {
     "fp32": ("FFMA", "F64"),
@@ -29,20 +37,23 @@ the rows of the result are float32 in all.
 PRECISIONS = tuple(ARITHMETIC)
 
 _KINDS = {"cuda_cores": Tactic, "tensor_cores": MmaTactic}
+T = TypeVar("T", Tactic, MmaTactic, PoolTactic)
 
 
 @dataclasses.dataclass(frozen=True)
 class Plan:
-    """The tactic of every domain; a domain is a coordinate map with its channels.
+    """The tactic of every domain, a coordinate map with its channels, and of pooling.
 
     Same Plan, same input, same bytes: a tactic fixes the order of every addition.
 
     Args:
-        precision: One of ``PRECISIONS``.
-        tactics: Tactic by domain (``subm3``, ``spconv4``, ``spconv_out`` ...).
+        precision: One of ``PRECISIONS``; of the domains.
+        tactics: Tactic by domain (``subm3``, ``spconv4``, ``spconv_out`` ...); empty where only
+            pooling was tuned.
         gpu: Name of the GPU it was measured on; empty for a default.
         weights_sha256: Weights it was measured with; empty where it does not depend on them.
         measured: What a tuner measured, in plain JSON values.
+        pools: Tactic of pooling by key; see :mod:`driveRT_ros.core.pool_plan`.
     """
 
     precision: str
@@ -50,11 +61,14 @@ class Plan:
     gpu: str = ""
     weights_sha256: str = ""
     measured: Mapping[str, Any] = dataclasses.field(default_factory=dict)
+    pools: Mapping[str, PoolTactic] = dataclasses.field(default_factory=dict)
 
     def to_json(self) -> str:
         """Return the Plan as JSON text."""
         tactics = {name: {"kind": t.kind, **vars(t)} for name, t in self.tactics.items()}
-        return json.dumps({"version": PLAN_VERSION, **vars(self), "tactics": tactics}, indent=1)
+        pools = {key: vars(t) for key, t in self.pools.items()}
+        values = {"version": PLAN_VERSION, **vars(self), "tactics": tactics, "pools": pools}
+        return json.dumps(values, indent=1)
 
     @staticmethod
     def from_json(text: str) -> Plan:
@@ -73,7 +87,8 @@ class Plan:
                     "again."
                 )
             tactics = {name: _tactic(**t) for name, t in values.pop("tactics").items()}
-            plan = Plan(tactics=tactics, **values)
+            pools = {key: _checked(PoolTactic(**t)) for key, t in values.pop("pools", {}).items()}
+            plan = Plan(tactics=tactics, pools=pools, **values)
         except (ValueError, KeyError, TypeError, AttributeError) as error:
             raise ConfigError(f"This is no Plan: {error}.") from None
         check_precision(plan.precision)
@@ -191,7 +206,11 @@ def domain_layers(channels: tuple[int, ...]) -> dict[str, tuple[int, int, int]]:
 def _tactic(kind: str, **fields: Any) -> ConvTactic:
     if kind not in _KINDS:
         raise ValueError(f"a tactic of kind '{kind}'; kinds are {', '.join(_KINDS)}")
-    tactic = _KINDS[kind](**fields)
+    return _checked(_KINDS[kind](**fields))
+
+
+def _checked(tactic: T) -> T:
+    """Return a tactic whose fields have their types, and counts that are positive."""
     for field in dataclasses.fields(tactic):
         value = getattr(tactic, field.name)
         if type(value).__name__ != field.type or (field.type == "int" and value < 1):
