@@ -18,6 +18,7 @@ pixel, because a matrix product multiplies it by zero there.
 from __future__ import annotations
 
 import weakref
+from collections.abc import Callable
 
 import torch
 
@@ -250,9 +251,8 @@ class StaticBevPool:
         shape = (len(depth), *scatter_map.grid_shape_zyx, context.shape[-1])
         self.out = torch.zeros(shape, dtype=out_dtype, device=depth.device)
         self._run = None
-        if depth.is_cuda:
-            from driveRT_ros.core.gpu.bev_pool import bind  # needs a driver
-
+        bind = _binder(depth.device)
+        if bind is not None:
             work = prepared.work(self.tactic)
             inputs = (depth, context, self.out, prepared.map, work, scale)
             self._launch = self.tactic.launch(*inputs)
@@ -298,6 +298,15 @@ def _prepared(scatter_map: ScatterMap) -> _Prepared:
     if found is None:
         found = _PREPARED[scatter_map] = _Prepared(scatter_map)
     return found
+
+
+def _binder(device: torch.device) -> Callable[..., Callable[[], None]] | None:
+    """Return what makes launches run on a device, None where the reference runs."""
+    if device.type != "cuda":
+        return None
+    from driveRT_ros.core.gpu.bev_pool import bind  # needs a driver
+
+    return bind
 
 
 def _default(depth: torch.Tensor, context: torch.Tensor, out_dtype: torch.dtype) -> PoolTactic:

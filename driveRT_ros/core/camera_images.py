@@ -162,17 +162,22 @@ def _check_calibration(frame: CameraFrame) -> None:
         )
 
 
-def network_input(frames: Sequence[CameraFrame | None], config: ImageConfig) -> Pixels:
+def network_input(
+    frames: Sequence[CameraFrame | None], config: ImageConfig, batch: Pixels | None = None
+) -> Pixels:
     """Return the resized and cropped images, black where a camera is missing.
 
     Args:
         frames: One entry a camera, checked.
         config: Network input.
+        batch: Where to write them, (N, rows, cols, 3) uint8; new memory by default.
 
     Returns:
         (N, rows, cols, 3) uint8 RGB.
     """
-    batch = np.zeros((len(frames), *config.size_hw, 3), np.uint8)
+    if batch is None:
+        batch = np.empty((len(frames), *config.size_hw, 3), np.uint8)
+    batch.fill(0)
     for frame, out in zip(frames, batch):
         if frame is not None and frame.image is not None:
             ImageFit.of(frame.size_wh, config).apply(frame.image, out)
@@ -198,12 +203,13 @@ class Normalizer:
         """Normalise the images of one frame.
 
         Args:
-            batch: (N, rows, cols, 3) uint8 RGB, on any device.
+            batch: (N, rows, cols, 3) uint8 RGB, on any device; from pinned memory nobody waits
+                for the copy, so it must stay as it is until the device has read it.
 
         Returns:
             (1, N, 3, rows, cols) on the device of the network, channels last in memory.
         """
-        colours = batch.to(self._mean.device)
+        colours = batch.to(self._mean.device, non_blocking=True)
         colours = colours.flip(-1) if self._swap else colours
         numbers = (colours.float() - self._mean) / self._std
         return numbers.to(self._dtype).permute(0, 3, 1, 2).unsqueeze(0)

@@ -10,9 +10,9 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from driveRT_ros.core.bev_pool import bev_pool
 from driveRT_ros.core.camera_config import CameraConfig
 from driveRT_ros.core.camera_images import Normalizer, check_frame, network_input
+from driveRT_ros.core.camera_pool import CameraPool
 from driveRT_ros.core.camera_rig import Calibration, Rig, rig_key
 from driveRT_ros.core.errors import ConfigError, InvalidFrame
 from driveRT_ros.core.frame import BevGrid, CameraFrame, Detections, FrameReport
@@ -38,6 +38,9 @@ class CameraPipeline:
         config: Cameras, model and post-processing.
         weights: Weights of this model; None runs seeded untrained ones and says so in the report.
         device: ``auto`` (CUDA where there is a device), ``cpu``, ``cuda`` or ``cuda:N``.
+
+    Attributes:
+        plan_note: A sentence on why ``plan_path`` is not used, or "".
 
     Raises:
         ConfigError: If the weights belong to another model, the device is unusable, or the
@@ -68,7 +71,14 @@ class CameraPipeline:
         self.network = weights.network()
         fold_norms(self.network)
         self.network.to(self.device, self.dtype, memory_format=torch.channels_last)
+        self._batch = torch.zeros(
+            (len(config.cameras), *config.model.image.size_hw, 3),
+            dtype=torch.uint8,
+            pin_memory=self.device.type == "cuda",  # from pageable memory the copy would wait
+        )
         self._normalized = Normalizer(config.model.image, self.device, self.dtype)
+        self._pool = CameraPool(config, self.device, self.dtype)
+        self.plan_note = self._pool.plan_note
         self._decoder = CenterDecoder(config, Ops.for_device(self.device).rotated_nms)
         self._known: dict[str, Calibration] = {}
         self._rig: Rig | None = None
@@ -78,10 +88,10 @@ class CameraPipeline:
     def reconfigured(self, config: CameraConfig) -> CameraPipeline:
         """Return a pipeline with another configuration of the same model.
 
-        Where cameras, model and precision stay, it shares weights and scatter map with this one, so
-        that changing a threshold costs nothing; the two must not run at the same time.
+        Where cameras, model, precision and Plan stay, it shares weights and scatter map with this
+        one, so that changing a threshold costs nothing; the two must not run at the same time.
         """
-        settings = [(c.model, c.cameras, c.precision) for c in (config, self.config)]
+        settings = [(c.model, c.cameras, c.precision, c.plan_path) for c in (config, self.config)]
         if settings[0] != settings[1]:
             return CameraPipeline(config, self.weights, self.device)
         other = copy.copy(self)
@@ -91,13 +101,13 @@ class CameraPipeline:
 
     def warm_up(self) -> None:
         """Run the network once on black images, so that the first frame is not slower."""
-        rows, cols = self.config.model.image.size_hw
         cameras = len(self.config.cameras)
-        black = torch.zeros((cameras, rows, cols, 3), dtype=torch.uint8)
         rig = Rig.build([None] * cameras, self.config.model, self.device)
+        self._pool.use(rig.scatter_map)
         with torch.no_grad(), self._arithmetic():
-            depth, context = self.network.lift(self._normalized(black))
-            self.network.read(bev_pool(depth, context, rig.scatter_map))
+            depth, context = self.network.lift(self._normalized(self._batch.zero_()))
+            self._pool.load(depth, context, np.ones(cameras, np.bool_))
+            self.network.read(self._pool())
 
     @torch.no_grad()
     def process(
@@ -127,23 +137,24 @@ class CameraPipeline:
         has_image = np.array([frame is not None for frame in present])
 
         # Resize and crop on the CPU, normalise on the device.
-        batch = torch.from_numpy(network_input(present, self.config.model.image))
-        images = self._normalized(batch)
+        network_input(present, self.config.model.image, self._batch.numpy())
+        images = self._normalized(self._batch)
         clock.lap("images")
 
         # Where every frustum point lies; kept until a calibration changes.
         rig, changed = self._rig_of(present)
+        self._pool.use(rig.scatter_map)
         clock.lap("maps")
 
         if has_image.any():
             # Depth and features of every pixel; missing cameras weigh nothing.
             with self._arithmetic():
                 depth, context = self.network.lift(images)
-                depth *= torch.from_numpy(has_image).to(depth).reshape(1, -1, 1, 1, 1)
+                self._pool.load(depth, context, has_image)
                 clock.lap("backbone")
 
                 # The sum of depth x features in every cell.
-                pooled = bev_pool(depth, context, rig.scatter_map)
+                pooled = self._pool()
                 clock.lap("pool")
 
                 # What every cell shows.
@@ -162,7 +173,7 @@ class CameraPipeline:
             stage_ms=clock.stage_ms,
             dropped={**_camera_counts(notes), **dropped},
             notes=self._notes(notes, dropped, has_image, changed),
-            fingerprint=_fingerprint(batch, bev, found) if with_fingerprint else {},
+            fingerprint=_fingerprint(self._batch, bev, found) if with_fingerprint else {},
         )
         names = self.config.model.network.class_names
         return Detections(found.boxes, found.scores, found.labels, names, report, bev)
@@ -288,6 +299,7 @@ class CameraPipeline:
         """Return the short keys of everything about this frame that a person should know."""
         notes = {
             "untrained_weights": not self.weights.trained,
+            "plan_not_used": self.plan_note != "",
             "no_cameras": not has_image.any(),
             "calibration_changed": changed,
             "top_k_reached": dropped.get("over_top_k_candidates", 0) > 0,

@@ -62,8 +62,9 @@ class CameraNode(PerceptionNode):
         """Return processing time, input, model, and every camera."""
         streams = self._session.cameras() if self._session is not None else ()
         return camera_statuses(
-            self.get_name(), self.config, self._health, self._weights, now_s, streams, self._book
-        )
+            self.get_name(), self.config, self._health, self._weights, now_s, streams, self._book,
+            self._plan_note,
+        )  # fmt: skip
 
     def handle_image(self, camera: str, msg: Image | CompressedImage, now_ns: int) -> None:
         """Take an image as if it had arrived on its topic at a time of the recording."""

@@ -36,6 +36,7 @@ def camera_statuses(
     now_s: float,
     streams: Sequence[CameraStatus],
     book: CameraBook,
+    plan_note: str = "",
 ) -> list[DiagnosticStatus]:
     """Return the statuses of one ``/diagnostics`` message of the camera node.
 
@@ -47,7 +48,9 @@ def camera_statuses(
         now_s: Steady time in seconds.
         streams: How the stream of every camera is doing; empty while the node is not active.
         book: What became of the images.
+        plan_note: Why the Plan that was asked for is not used, or "".
     """
+    room = {"cameras": len(config.cameras)}
     with health.lock:
         left_out = health.state.last_report.dropped
         present = len(config.cameras) - sum(
@@ -57,7 +60,7 @@ def camera_statuses(
         found = [
             processing_time(config.diagnostics, health, now_s, sizes),
             input_status(health, now_s, "camera sets"),
-            model_status(health, weights, config.precision, {"cameras": len(config.cameras)}),
+            model_status(health, weights, config.precision, room, plan_note),
         ]
     found += [_camera(stream, book.page(stream.name)) for stream in streams]
     return named(node_name, found, weights)

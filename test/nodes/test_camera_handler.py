@@ -172,3 +172,14 @@ def test_camera_whose_image_cannot_be_decoded_is_rejected_in_the_diagnostics() -
     assert {v.key: v.value for v in by_name["n: processing_time_status"].values}[
         "num_cameras"
     ] == "5"
+
+
+def test_a_plan_that_is_not_used_is_a_warning_in_the_diagnostics() -> None:
+    handler, book = make(SMALL | {"plan_path": "/nowhere/plan.json", "device": "cpu"})
+    note = handler._pipeline.plan_note
+    health = Health(DiagnosticsConfig(), None)
+    told = camera_statuses(
+        "n", handler.config, health, handler._pipeline.weights, 1.0, (), book, note
+    )
+    (model,) = [status for status in told if status.name == "n: model_status"]
+    assert model.level == b"\x01" and "/nowhere/plan.json" in model.message
