@@ -10,6 +10,7 @@ Sizes and offsets are facts of the format (NanoVDB.h of OpenVDB 10 to 13, ABI 32
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from typing import Any
 
 import numpy as np
 
@@ -42,7 +43,7 @@ LEAF_SLOTS, LOWER_SLOTS, UPPER_SLOTS = 512, 4096, 32768
 def _struct(size: int, *fields: tuple) -> np.dtype:
     """Return a structured type of ``size`` bytes from (name, type, offset)."""
     names, formats, offsets = zip(*fields)
-    spec = {"names": names, "formats": formats, "offsets": offsets, "itemsize": size}
+    spec: Any = {"names": names, "formats": formats, "offsets": offsets, "itemsize": size}
     return np.dtype(spec)
 
 
@@ -95,6 +96,8 @@ tiles of lower and upper nodes and of the root; active voxels, those of tiles in
 
 HEAD = GRID.itemsize + TREE.itemsize
 """Bytes before the root: where the tail of a checksum begins."""
+HEADER_BYTES = HEAD + 96
+"""Bytes that hold all that the host must know: up to the end of the longest root."""
 HEAD_FROM = 16
 """Where the head of a checksum begins: behind the magic and the checksum itself."""
 
@@ -270,8 +273,8 @@ class GridHeader:
         return self.version >= BLOCKS_SINCE
 
     @property
-    def blind_offset(self) -> int:
-        """Where nodes end."""
+    def nodes_end(self) -> int:
+        """Where tiles and nodes end and blind data may begin."""
         ends = [
             offset + count * node.itemsize
             for offset, count, node in zip(self.node_offsets, self.node_counts, self.layout.nodes)
@@ -281,54 +284,60 @@ class GridHeader:
         return max([tiles + self.table_size * self.layout.tile.itemsize, *ends])
 
 
-def read_header(grid: np.ndarray) -> GridHeader:
+def read_header(grid: np.ndarray, size: int | None = None) -> GridHeader:
     """Read and check what the first bytes of a grid say.
 
     Args:
-        grid: (bytes,) uint8, the grid; more may follow it.
+        grid: (bytes,) uint8, the grid or its first ``HEADER_BYTES``; more may follow it.
+        size: Bytes that are there, where ``grid`` holds only the first of them.
 
     Raises:
         ConfigError: If it is no grid, of another version or value type, or its parts do not lie
             inside it.
     """
-    data = np.ascontiguousarray(grid[: HEAD + ON_INDEX.root.itemsize])
-    if len(data) < HEAD:
-        raise ConfigError(f"A NanoVDB grid has at least {HEAD} bytes, got {len(data)}.")
+    size = len(grid) if size is None else size
+    least = HEAD + FLOAT.root.itemsize
+    if size < least:
+        raise ConfigError(f"A NanoVDB grid has at least {least} bytes, got {size}.")
+    data = np.ascontiguousarray(grid[:HEADER_BYTES])
     head, tree = data[: GRID.itemsize].view(GRID)[0], data[GRID.itemsize : HEAD].view(TREE)[0]
     if bytes(head["magic"]) not in (MAGIC_ANY, MAGIC_GRID):
-        raise ConfigError(
-            f"A NanoVDB grid begins with {MAGIC_GRID!r}, got {bytes(head['magic'])!r}."
-        )
+        raise ConfigError(f"A NanoVDB grid begins with {MAGIC_GRID!r}, got {head['magic']!r}.")
     version = unpack_version(int(head["version"]))
     layout = LAYOUTS.get(int(head["grid_type"]))
     if layout is None:
         known = ", ".join(f"{i} ({each.name})" for i, each in LAYOUTS.items())
         raise ConfigError(f"This grid has values of type {head['grid_type']}; known are {known}.")
-    size = int(head["grid_size"])
     offsets = tuple(GRID.itemsize + int(offset) for offset in tree["node_offset"])
     counts = tuple(int(count) for count in tree["node_count"])
-    root = offsets[3]
-    if size > len(grid) or not HEAD <= root <= size - layout.root.itemsize:
+    if int(head["grid_size"]) > size or offsets[3] != HEAD:
         raise ConfigError(
-            f"This grid should have {size} bytes and its root at byte {root}; it is cut off or "
-            f"damaged: {len(grid)} bytes are there."
+            f"This grid should have {head['grid_size']} bytes and its root at byte {HEAD}; "
+            f"{size} bytes are there and the root lies at byte {offsets[3]}. It is damaged."
         )
     found = GridHeader(
         version=version,
         layout=layout,
-        size=size,
+        size=int(head["grid_size"]),
         flags=int(head["flags"]),
-        node_offsets=(offsets[0], offsets[1], offsets[2], root),
+        node_offsets=(offsets[0], offsets[1], offsets[2], offsets[3]),
         node_counts=(counts[0], counts[1], counts[2]),
-        table_size=int(np.ascontiguousarray(grid[root + 24 : root + 28]).view("<u4")[0]),
+        table_size=int(data[HEAD + 24 : HEAD + 28].view("<u4")[0]),
         value_count=int(head["data1"]) if layout is ON_INDEX else 0,
         checksum=(int(head["checksum_head"]), int(head["checksum_tail"])),
     )
-    for name, offset, count in zip(("leaves", "lower nodes", "upper nodes"), offsets, counts):
-        if count and offset < root + layout.root.itemsize:
-            raise ConfigError(f"The {name} of this grid begin at byte {offset}, in its head.")
-    if found.blind_offset > size:
-        raise ConfigError(
-            f"The nodes of this grid end at byte {found.blind_offset} of {size}; it is damaged."
-        )
+    _check_nodes(found)
     return found
+
+
+def _check_nodes(header: GridHeader) -> None:
+    root_end = header.node_offsets[3] + header.layout.root.itemsize
+    names = ("leaves", "lower nodes", "upper nodes")
+    for name, offset, count in zip(names, header.node_offsets, header.node_counts):
+        if count and (offset < root_end or offset % 32):
+            raise ConfigError(f"The {name} of this grid begin at byte {offset}; it is damaged.")
+    if header.nodes_end > header.size:
+        raise ConfigError(
+            f"The nodes of this grid end at byte {header.nodes_end}, the grid at byte "
+            f"{header.size}; it is damaged."
+        )

@@ -70,7 +70,7 @@ def test_the_parts_of_real_grids_fill_them_without_a_gap(data_dir):
         assert header.node_offsets[3] == HEAD
         assert header.node_offsets[2] == root_end + 32 * header.table_size
         blind = int(grid[: GRID.itemsize].view(GRID)[0]["blind_offset"])
-        assert header.blind_offset == (blind or len(grid))
+        assert header.nodes_end == (blind or len(grid))
         assert header.size == len(grid)
 
 
@@ -86,11 +86,11 @@ def test_a_grid_that_is_cut_off_damaged_or_of_another_kind_is_refused(data_dir):
         copy[offset : offset + len(bytes_)] = bytes_
         return copy
 
-    refused("at least 736 bytes", grid[:700])
-    refused("cut off", grid[:-1])
+    refused("at least 800 bytes", grid[:700])
+    refused("2486559 bytes are there", grid[:-1])
     refused("begins with", changed(0, 0))
     refused("type 2; known are 1", changed(636, 2))
     refused("version 0.3.3", changed(18, 0, 0))
     refused("end at byte", changed(GRID.itemsize + 32, 255))
-    refused("in its head", changed(GRID.itemsize, *np.zeros(8, np.uint8)))
-    refused("root at byte", changed(GRID.itemsize + 24, *[255] * 8))
+    refused("leaves of this grid begin", changed(GRID.itemsize, *np.zeros(8, np.uint8)))
+    refused("root lies at byte", changed(GRID.itemsize + 24, *[255] * 8))
