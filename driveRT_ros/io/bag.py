@@ -34,7 +34,7 @@ from rosbags.typesys import Stores, get_types_from_idl, get_types_from_msg, get_
 from rosbags.typesys.store import Typestore
 
 from driveRT_ros.core.errors import ConfigError
-from driveRT_ros.io.bag_files import Source, find_files, open_source
+from driveRT_ros.io.bag_files import CANONICAL, Source, find_files, open_source
 from driveRT_ros.io.typestore import canonical_cdr, serialize, typestore
 
 _log = logging.getLogger(__name__)
@@ -91,6 +91,7 @@ class BagReader:
         start_ns: Log time of the first message of any topic, or None.
         end_ns: Log time of the last one, or None.
         partial: Whether part of the bag could not be read.
+        canonical: Whether its writer said that all bytes between fields are zero.
         warnings: Sentences about that and other oddities.
     """
 
@@ -100,7 +101,7 @@ class BagReader:
         self.message_counts: dict[str, int] = {}
         self.start_ns: int | None = None
         self.end_ns: int | None = None
-        self.partial = False
+        self.partial = self.canonical = False
         self.warnings: list[str] = []
         self._wanted = None if topics is None else list(topics)
         self._stack = ExitStack()
@@ -115,7 +116,7 @@ class BagReader:
         """
         with ExitStack() as stack:
             folder = find_files(self.path)
-            self.partial = folder.is_partial
+            self.partial, self.canonical = folder.is_partial, folder.is_canonical
             for text in folder.warnings:
                 self._warn(text)
             sources = [open_source(file, stack) for file in folder.files]
@@ -285,6 +286,7 @@ class BagWriter:
             self._writer = Writer(self.path, version=8, storage_plugin=plugins[storage])
         except WriterError as error:
             raise ConfigError(str(error)) from None
+        self._writer.set_custom_data(*CANONICAL)
         self._writer.set_compression(modes[compression], CompressionFormat.ZSTD)
         self._connections: dict[str, Connection] = {}
         self._stores: dict[str, Typestore] = {}

@@ -31,6 +31,9 @@ STORAGE_SUFFIXES = (".mcap", ".db3")
 ZSTD_SUFFIXES = (".zstd", ".zst")
 ZSTD_MAGIC = b"\x28\xb5\x2f\xfd"  # no CDR message starts so: its second byte is 0, 1 or a few more
 
+CANONICAL = ("cdr", "canonical")
+"""Custom data in metadata.yaml of a bag whose messages have zeros between their fields."""
+
 _FORMATS = {"ros2msg": MessageDefinitionFormat.MSG, "ros2idl": MessageDefinitionFormat.IDL}
 
 
@@ -76,6 +79,7 @@ class BagFolder:
         warnings: Sentences about what is missing.
         is_partial: Whether a listed file is missing.
         has_metadata: Whether the list of files is that of metadata.yaml.
+        is_canonical: Whether metadata.yaml says :data:`CANONICAL`.
     """
 
     files: list[Path]
@@ -83,6 +87,7 @@ class BagFolder:
     warnings: list[str] = field(default_factory=list)
     is_partial: bool = False
     has_metadata: bool = False
+    is_canonical: bool = False
 
 
 def find_files(path: Path) -> BagFolder:
@@ -138,7 +143,9 @@ def _topics(metadata: dict[str, Any]) -> list[dict[str, Any]]:
 
 def _listed_files(path: Path, metadata: dict[str, Any]) -> BagFolder:
     declared = {t["topic_metadata"]["name"]: t["topic_metadata"]["type"] for t in _topics(metadata)}
-    folder = BagFolder([], declared, has_metadata=True)
+    custom = metadata.get("custom_data") or {}
+    canonical = isinstance(custom, dict) and custom.get(CANONICAL[0]) == CANONICAL[1]
+    folder = BagFolder([], declared, has_metadata=True, is_canonical=canonical)
     for listed in metadata["relative_file_paths"]:
         # older writers list 'bag/bag_0.mcap.zstd' from inside the folder 'bag'
         name = PurePosixPath(str(listed)).name

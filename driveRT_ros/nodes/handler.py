@@ -5,7 +5,6 @@ It knows neither nodes nor topics: a cloud and its pose go in, messages come out
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Callable, Collection
 from dataclasses import dataclass
 from typing import Any
@@ -14,7 +13,7 @@ import numpy as np
 
 from driveRT_ros.core.bev_grid import occupancy
 from driveRT_ros.core.config import LidarConfig
-from driveRT_ros.core.frame import Detections, FrameReport, PointBatch
+from driveRT_ros.core.frame import Detections, PointBatch
 from driveRT_ros.core.pipeline import LidarPipeline
 from driveRT_ros.core.sweeps import SweepBuffer
 from driveRT_ros.io.encode import encode_detections, encode_objects
@@ -22,6 +21,7 @@ from driveRT_ros.io.messages import make_header
 from driveRT_ros.io.pointcloud import decode
 from driveRT_ros.io.render import render_bev_map
 from driveRT_ros.nodes import grids
+from driveRT_ros.nodes.lidar_result import lidar_result
 from driveRT_ros.nodes.markers import detection_markers
 from driveRT_ros.nodes.raw import message_class
 from driveRT_ros.nodes.result import FINGERPRINT, FrameResult, Stopwatch
@@ -134,7 +134,7 @@ class LidarHandler:
             "publish": watch.lap_ms(),
             "total": watch.total_ms(),
         }
-        return _result(cloud, found, messages, stage_ms)
+        return lidar_result(item.msg, cloud, found, messages, stage_ms)
 
     def _encode(
         self,
@@ -164,36 +164,6 @@ class LidarHandler:
         return {name: encoders[name]() for name in OUTPUTS if name in wanted}
 
 
-def _result(
-    cloud: PointBatch, found: Detections, messages: dict[str, Any], stage_ms: dict[str, float]
-) -> FrameResult:
-    report, decoded = found.report, cloud.report
-    left_out = Counter(decoded.dropped)
-    left_out.update(report.dropped)
-    return FrameResult(
-        stamp_ns=cloud.stamp_ns,
-        found=found,
-        messages=messages,
-        stage_ms=stage_ms,
-        left_out=left_out,
-        notes=tuple(dict.fromkeys((*decoded.notes, *report.notes))),
-        reached={
-            "points_per_cloud": len(cloud),
-            "points": report.num_points,
-            "voxels": report.num_voxels,
-        },
-        faults={"engine_overflow": _overflow_text(report)} if report.overflow else {},
-    )
-
-
 def _bev(found: Detections) -> Any:
     assert found.bev is not None  # asked for with_bev
     return found.bev
-
-
-def _overflow_text(report: FrameReport) -> str:
-    needed = ", ".join(f"{n} {name} of {room}" for name, (n, room) in report.overflow.items())
-    return (
-        f"A cloud needs more room than the GPU engine has ({needed}) and took the slow reference "
-        "path; raise voxelization.max_voxels, or input.point_capacity for points."
-    )

@@ -29,6 +29,7 @@ class FrameResult:
         notes: Short keys of what was assumed or went wrong.
         reached: Values of which the greatest are remembered, by name.
         faults: Sentence by kind of fault; the frame has its results nevertheless.
+        cloud: The PointCloud2 it was made of; None from other sensors.
     """
 
     stamp_ns: int
@@ -39,6 +40,7 @@ class FrameResult:
     notes: tuple[str, ...] = ()
     reached: Mapping[str, int] = field(default_factory=dict)
     faults: Mapping[str, str] = field(default_factory=dict)
+    cloud: Any = None
 
 
 class Stopwatch:

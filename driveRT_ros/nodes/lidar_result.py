@@ -1,0 +1,53 @@
+"""The result of one cloud: what the detector reported, and what decoding left out."""
+
+from __future__ import annotations
+
+from collections import Counter
+from typing import Any
+
+from driveRT_ros.core.frame import Detections, FrameReport, PointBatch
+from driveRT_ros.nodes.result import FrameResult
+
+
+def lidar_result(
+    msg: Any,
+    cloud: PointBatch,
+    found: Detections,
+    messages: dict[str, Any],
+    stage_ms: dict[str, float],
+) -> FrameResult:
+    """Return everything about one processed cloud.
+
+    Args:
+        msg: The PointCloud2 itself.
+        cloud: What was decoded of it.
+        found: Detections, with the report of the detector.
+        messages: Message by output name.
+        stage_ms: Milliseconds by stage.
+    """
+    report, decoded = found.report, cloud.report
+    left_out = Counter(decoded.dropped)
+    left_out.update(report.dropped)
+    return FrameResult(
+        stamp_ns=cloud.stamp_ns,
+        found=found,
+        messages=messages,
+        stage_ms=stage_ms,
+        left_out=left_out,
+        notes=tuple(dict.fromkeys((*decoded.notes, *report.notes))),
+        reached={
+            "points_per_cloud": len(cloud),
+            "points": report.num_points,
+            "voxels": report.num_voxels,
+        },
+        faults={"engine_overflow": _overflow_text(report)} if report.overflow else {},
+        cloud=msg,
+    )
+
+
+def _overflow_text(report: FrameReport) -> str:
+    needed = ", ".join(f"{n} {name} of {room}" for name, (n, room) in report.overflow.items())
+    return (
+        f"A cloud needs more room than the GPU engine has ({needed}) and took the slow reference "
+        "path; raise voxelization.max_voxels, or input.point_capacity for points."
+    )
