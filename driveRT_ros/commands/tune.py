@@ -20,11 +20,11 @@ from typing import TYPE_CHECKING, Any
 from rich.table import Table
 
 from driveRT_ros.commands.common import config_value, console, detector_config, progress
-from driveRT_ros.core.errors import ConfigError, DeviceError
+from driveRT_ros.commands.tuned_gpu import Gpu, earlier_plan, find_gpu, plan_file
+from driveRT_ros.core.errors import ConfigError
 from driveRT_ros.core.plan import PRECISIONS, Plan, default_plan, domain_layers
 
 if TYPE_CHECKING:
-    import torch
     from rich.progress import Progress
 
     from driveRT_ros.bench.frames import Frame
@@ -41,6 +41,7 @@ examples:
   drivert tune --precision fp16 --output plan-fp16.json --time-limit 120
   drivert tune --bag my_bag --weights voxelnext.safetensors --output plan.json
   drivert run --bag my_bag --set plan_path=plan.json      use it
+  drivert tune --camera --set precision=fp16 --output plan.json    how camera features are pooled
 """
 
 _BAG_FRAMES = 25
@@ -48,19 +49,12 @@ _LEAST_BAG_FRAMES = 5
 """One calibration frame and four held-out ones."""
 
 
-@dataclasses.dataclass(frozen=True)
-class Gpu:
-    """The GPU that is tuned."""
-
-    device: torch.device
-    name: str
-    driver: str
-    capability: tuple[int, int]
-
-
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the options of ``drivert tune``."""
     parser.add_argument("--output", metavar="JSON", default="plan.json", help="Plan to write")
+    parser.add_argument(
+        "--camera", action="store_true", help="tune the pooling of camera features instead"
+    )
     parser.add_argument("--precision", choices=PRECISIONS, help="default: that of the parameters")
     parser.add_argument(
         "--weights", dest="checkpoint", metavar="FILE", help="weights; default: untrained ones"
@@ -83,14 +77,16 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def execute(args: argparse.Namespace) -> int:
     """Run ``drivert tune``."""
+    if args.camera:
+        from driveRT_ros.commands import tune_cameras
+
+        return tune_cameras.execute(args)
     from driveRT_ros.core.tuner import Tuner
     from driveRT_ros.core.tuner_device import Settings
     from driveRT_ros.core.tuner_state import StateFile
 
     settings = Settings(min_gain=args.min_gain / 100, time_limit_s=args.time_limit)
-    config, output = detector_config(args), Path(args.output)
-    if output.is_dir() or not output.resolve().parent.is_dir():
-        raise ConfigError(f"'{output}' cannot be written: name a file in a folder that exists.")
+    config, output = detector_config(args), plan_file(args.output)
     gpu = find_gpu(config.device)
     precision = args.precision or config.precision
     weights = _weights(config)
@@ -112,39 +108,13 @@ def execute(args: argparse.Namespace) -> int:
         if file.note:
             console.print(file.note)
         plan = tuner.run()
+    earlier = earlier_plan(output, gpu)
+    if earlier and earlier.pools:
+        kept = {"pools": earlier.measured.get("pools", {})}
+        plan = dataclasses.replace(plan, pools=earlier.pools, measured={**plan.measured, **kept})
     plan.save(output)
     _show(plan, output)
     return 0
-
-
-def find_gpu(wanted: str) -> Gpu:
-    """Return the GPU to tune.
-
-    Args:
-        wanted: Parameter ``device``.
-
-    Raises:
-        DeviceError: If there is none.
-        ConfigError: If the parameter names another kind of device.
-    """
-    import torch
-
-    from driveRT_ros.bench.timing import gpu_query
-
-    if not torch.cuda.is_available():
-        raise DeviceError(
-            f"torch {torch.__version__} finds no CUDA device to tune on; run this on the machine "
-            "whose GPU shall be used. Without a Plan the default one runs."
-        )
-    if wanted != "auto" and not wanted.startswith("cuda"):
-        raise ConfigError(f"Parameter 'device' is '{wanted}'; only a CUDA device can be tuned.")
-    device = torch.device("cuda", torch.device("cuda" if wanted == "auto" else wanted).index or 0)
-    return Gpu(
-        device,
-        torch.cuda.get_device_name(device),
-        gpu_query(["driver_version"])[0],
-        torch.cuda.get_device_capability(device),
-    )
 
 
 def open_device(

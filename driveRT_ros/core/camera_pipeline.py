@@ -27,7 +27,8 @@ from driveRT_ros.models.lss_weights import CameraWeights, untrained_camera_weigh
 CAMERAS_LAYER = "cameras"
 """Layer that counts the present cameras that see a cell."""
 
-_DTYPES = {"fp32": torch.float32, "tf32": torch.float32, "fp16": torch.float16}
+DTYPES = {"fp32": torch.float32, "tf32": torch.float32, "fp16": torch.float16}
+"""Of the network, by precision."""
 _FAULTS = ("non_finite_cells", "non_finite_boxes", "non_finite_heat")
 
 
@@ -67,7 +68,7 @@ class CameraPipeline:
                 f"Parameter 'precision' '{config.precision}' needs a CUDA device, got "
                 f"'{self.device}'; use 'fp32'."
             )
-        self.dtype = _DTYPES[config.precision]
+        self.dtype = DTYPES[config.precision]
         self.network = weights.network()
         fold_norms(self.network)
         self.network.to(self.device, self.dtype, memory_format=torch.channels_last)

@@ -15,6 +15,7 @@ from driveRT_ros.cli import main
 from driveRT_ros.commands import tune
 from driveRT_ros.core.config import LidarConfig
 from driveRT_ros.core.plan import Plan, default_plan
+from driveRT_ros.core.pool_tactics import PoolTactic
 from test.commands.test_cli import refused
 from test.support.bags import write_drive
 from test.support.demo_files import tiny_scene
@@ -229,3 +230,13 @@ def test_trained_weights_bind_the_plan_to_themselves(tuned, monkeypatch, tmp_pat
     save_weights(path, weights)
     plan, _ = tuned(CostDevice(), "--weights", path)
     assert plan.weights_sha256 == weights.sha256
+
+
+def test_ways_to_pool_that_lie_in_the_file_stay(tuned, tmp_path):
+    pools = {"float16_c64_fits_l2": PoolTactic("tiles")}
+    found = {"pools": {"float16_c64_fits_l2": {"chosen_us": 3.0}}}
+    Plan("fp16", {}, gpu="A GPU", pools=pools, measured=found).save(tmp_path / "plan.json")
+    device = CostDevice()
+    plan, _ = tuned(device)
+    assert plan.pools == pools and plan.measured["pools"] == found["pools"]
+    assert plan.tactics["subm4"] == device.best and plan.precision == "fp32"
