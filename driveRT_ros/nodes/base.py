@@ -17,7 +17,7 @@ from rclpy.signals import SignalHandlerOptions
 from driveRT_ros.core.errors import DriveRTError
 from driveRT_ros.core.schema import Config
 from driveRT_ros.nodes.params import NodeParameters, help_text
-from driveRT_ros.nodes.stop import StopSignal, exit_now
+from driveRT_ros.nodes.stop import GOODBYE_S, StopSignal, exit_now, exit_within
 
 SUCCESS, FAILURE = TransitionCallbackReturn.SUCCESS, TransitionCallbackReturn.FAILURE
 
@@ -150,6 +150,7 @@ def run(
         exit_now(1)
     code = _live(node, stop)
     if node.close():  # else a thread is inside a library call, and must find its world intact
+        exit_within(GOODBYE_S, code)
         node.destroy_node()
         del node
         rclpy.try_shutdown()

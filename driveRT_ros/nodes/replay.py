@@ -25,7 +25,7 @@ from driveRT_ros.nodes.progress import Progress
 from driveRT_ros.nodes.raw import header_stamp_ns, message_class
 from driveRT_ros.nodes.replay_choice import choose_played, expected_clouds
 from driveRT_ros.nodes.replay_config import TF, TF_STATIC, ReplayConfig
-from driveRT_ros.nodes.stop import PARTIAL
+from driveRT_ros.nodes.stop import GOODBYE_S, PARTIAL, exit_within
 
 
 class NoConsumer(DriveRTError):  # noqa: N818 - nobody is there; the name says it
@@ -162,6 +162,8 @@ class ReplayNode(ManagedNode):
         except Exception as error:
             self.fatal = f"{type(error).__name__}: {error}"
             self.get_logger().error(f"Playing stopped by an unexpected {self.fatal}")
+        if not playback.cancelled.is_set():  # the main loop may hang where nobody was ever found
+            exit_within(2 * GOODBYE_S, self.fault_code if self.fatal else 0)
 
     def _wait_for_consumer(self, playback: Playback) -> None:
         config: ReplayConfig = self._played

@@ -21,6 +21,9 @@ PARTIAL = 3
 EXIT_BOUND_S = 1.6
 """From the signal to a forced exit; a frame in flight and DDS get this long to finish."""
 
+GOODBYE_S = 5.0
+"""From the end of the work to a forced exit; telling the other processes goodbye gets this long."""
+
 
 class StopSignal:
     """Own SIGINT and SIGTERM of this process; made in the main thread, once.
@@ -68,6 +71,20 @@ class StopSignal:
     def _exit_in_time(self) -> None:
         threading.Event().wait(self._exit_bound_s)
         exit_now(0)
+
+
+def exit_within(seconds: float, code: int) -> None:
+    """Leave with ``code`` if the process is still there after a while.
+
+    For an end that goes through calls into the middleware, which may hang.
+    """
+
+    def leave() -> None:
+        threading.Event().wait(seconds)
+        sys.stderr.write(f"The middleware did not close within {seconds:g} s; leaving anyway.\n")
+        exit_now(code)
+
+    threading.Thread(target=leave, name="goodbye", daemon=True).start()
 
 
 def exit_now(code: int) -> NoReturn:

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from sensor_msgs.msg import CameraInfo, CompressedImage
+from sensor_msgs.msg import CameraInfo, CompressedImage, PointCloud2
 from tf2_msgs.msg import TFMessage
 
 from driveRT_ros.cli import main
@@ -35,7 +35,8 @@ def test_six_cameras_of_a_converted_drive_arrive_whole_and_calibrated(
             client.subscribe(CompressedImage, images[name])
             client.subscribe(CameraInfo, infos[name])
         client.subscribe(TFMessage, "/tf_static", profile(latched=True))
-        params = {"bag_path": str(bag), "wait_for_subscriber_s": 0.0, "rate": 0.2}
+        client.subscribe(PointCloud2, "/LIDAR_TOP")  # its subscriber is what the replay waits for
+        params = {"bag_path": str(bag), "rate": 0.2}
         with started("replay_node", tmp_path, domain_id, params=params) as node:
             assert node.wait(30.0) == 0, node.log()
         (static,) = client.wait_count("/tf_static", 1)

@@ -28,3 +28,10 @@ def test_ctrl_c_ends_a_process_that_sleeps_or_whose_wake_up_hangs(wake):
         process.send_signal(signal.SIGINT)
         assert process.wait(timeout=20) == 0
     assert 0.4 < time.monotonic() - start < 10
+
+
+def test_a_process_whose_goodbye_hangs_leaves_with_the_code_of_its_work():
+    hung = "from driveRT_ros.nodes.stop import exit_within\nexit_within(0.5, 3)\nwhile True: pass"
+    done = subprocess.run([sys.executable, "-c", hung], capture_output=True, text=True, timeout=20)
+    assert done.returncode == 3
+    assert "did not close within 0.5 s" in done.stderr
