@@ -9,6 +9,7 @@ import torch
 
 from driveRT_ros.core.config import LidarConfig
 from driveRT_ros.core.frame import Detections
+from driveRT_ros.core.nms import rotated_iou_bev
 from driveRT_ros.core.pipeline import LidarPipeline
 from driveRT_ros.core.plan import PRECISIONS
 from driveRT_ros.core.stages import StageClock
@@ -22,6 +23,7 @@ DEVICE = "cuda"
 STAGES = ["voxelize", "maps", "backbone", "head", "postprocess"]
 THRESHOLD = 0.1
 CLOSE = (1e-3, 1e-4)  # metres, radians or m/s; score
+HEADS = LidarConfig().model.classes_per_head
 # A float16 emulation on the CPU moved boxes by less than 1 cm and scores by less than 0.008.
 ROUGH = (0.1, 0.02)
 
@@ -68,6 +70,28 @@ def assert_has_all_of(
     return int(strong.sum())
 
 
+def assert_agrees_up_to_near_ties(got: Detections, want: Detections) -> int:
+    """Check that each strong box has its like, or lost against one that scores as high.
+
+    Of two boxes that overlap, the better one stays; where their scores are closer than rounding,
+    either may. Returns how many strong boxes there are.
+    """
+    head_of = torch.tensor([h for h, names in enumerate(HEADS) for _ in names])
+    strong = want.scores > THRESHOLD + ROUGH[1]
+    boxes, scores, labels = want.boxes[strong], want.scores[strong], want.labels[strong]
+    difference = (boxes[:, None] - got.boxes[None]).abs()
+    difference[..., 6] = torch.minimum(difference[..., 6], 2 * torch.pi - difference[..., 6])
+    close = (difference.amax(dim=2) <= ROUGH[0]) & (labels[:, None] == got.labels[None])
+    close &= (scores[:, None] - got.scores[None]).abs() <= ROUGH[1]
+    wins = rotated_iou_bev(boxes, got.boxes) > config().post_process_params.iou_nms_threshold
+    wins &= head_of[labels][:, None] == head_of[got.labels][None]
+    wins &= got.scores[None] >= scores[:, None] - ROUGH[1]
+    found = close.any(dim=1)
+    assert (found | wins.any(dim=1)).all()
+    assert (~found).sum() <= 0.2 * len(found)
+    return len(found)
+
+
 def same_bytes(a: Detections, b: Detections) -> bool:
     tensors = ((a.boxes, b.boxes), (a.scores, b.scores), (a.labels, b.labels))
     return all(torch.equal(x, y) for x, y in tensors)
@@ -88,8 +112,8 @@ def test_less_precision_finds_the_same_strong_boxes(precision, clouds, expected)
     pipeline = LidarPipeline(config(precision=precision), None, DEVICE)
     for cloud, want in zip(clouds, expected):
         got = pipeline.process(cloud)
-        assert assert_has_all_of(got, want, THRESHOLD + ROUGH[1], ROUGH) >= 15
-        assert_has_all_of(want, got, THRESHOLD + ROUGH[1], ROUGH)
+        assert assert_agrees_up_to_near_ties(got, want) >= 15
+        assert_agrees_up_to_near_ties(want, got)
 
 
 def test_the_report_is_that_of_the_reference(pipeline, clouds, expected):
