@@ -7,7 +7,7 @@ import sys
 from collections.abc import Sequence
 
 from driveRT_ros import __version__
-from driveRT_ros.commands import bench, convert, demo, info, replay, run, tune
+from driveRT_ros.commands import bench, convert, demo, info, replay, run, tune, verify
 from driveRT_ros.core.errors import DriveRTError
 from driveRT_ros.nodes.processes import ProcessFailed
 
@@ -18,6 +18,7 @@ COMMANDS = {
     "convert": convert,
     "tune": tune,
     "bench": bench,
+    "verify": verify,
     "info": info,
 }
 
@@ -31,6 +32,7 @@ examples:
   drivert convert --sim scene_bag                a rosbag2 that every ROS 2 tool plays
   drivert tune --output plan.json                find the fastest kernels for this GPU
   drivert bench sparse                           time the engine on this GPU
+  drivert verify run_a run_b                     equal, or which frame and stage differ first
   drivert info my_bag                            what is inside, and what this machine has
 """
 

@@ -52,13 +52,14 @@ class BagMessage:
         type_name: ``package/msg/Name``.
         log_time_ns: When it was recorded, integer nanoseconds.
         raw: CDR bytes with encapsulation header.
+        store: Where the bag defines the type; None for the common store.
     """
 
     topic: str
     type_name: str
     log_time_ns: int
     raw: bytes
-    _store: Typestore | None = field(default=None, repr=False, compare=False)
+    store: Typestore | None = field(default=None, repr=False, compare=False)
 
     def deserialize(self) -> Any:
         """Return the message as an object with the fields of its type.
@@ -66,7 +67,7 @@ class BagMessage:
         Raises:
             ConfigError: If neither the bag nor this package knows the type.
         """
-        store = self._store or typestore()
+        store = self.store or typestore()
         if self.type_name not in store.types:
             raise ConfigError(
                 f"Message type '{self.type_name}' of topic '{self.topic}' is unknown, and the bag "

@@ -40,7 +40,8 @@ def test_help_shows_what_a_command_does_with_examples(command: str, capsys) -> N
 
 def test_only_commands_that_exist_are_offered(capsys) -> None:
     assert "invalid choice: 'train'" in refused(capsys, "train")
-    assert set(COMMANDS) == {"demo", "run", "replay", "convert", "tune", "bench", "info"}
+    want = {"demo", "run", "replay", "convert", "tune", "bench", "verify", "info"}
+    assert set(COMMANDS) == want
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,189 @@
+"""Tell whether two recordings are equal, or a recording and a fresh pass over its own clouds.
+
+Frames are compared by their fingerprints (CRC-32 of every stage), and by the detections messages
+where there is none. Each recording is checked against its own fingerprints first: a byte of a
+cloud or of detections that changed since it was sent is found, and its frame is named.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+from rich.table import Table
+
+from driveRT_ros.commands.common import add_detector_arguments, console, detector_config
+from driveRT_ros.core.errors import ConfigError
+from driveRT_ros.core.fingerprint import STAGES
+
+if TYPE_CHECKING:
+    from driveRT_ros.commands.compare_frames import Comparison
+    from driveRT_ros.commands.recorded_frames import RecordedFrames
+
+HELP = "tell whether two recordings are equal, or a recording and a fresh pass over it"
+EXAMPLES = """\
+examples:
+  drivert verify run_a run_b                     two bags, or result folders of drivert run
+  drivert verify my_bag                          is every recorded byte as it was sent?
+  drivert verify my_bag --replay --checkpoint voxelnext.safetensors
+  drivert verify run_a --replay --clouds my_bag  with the parameters that run_a holds
+
+exit codes: 0 equal, 1 different or damaged, 2 cannot be told
+"""
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Add the options of ``drivert verify``."""
+    parser.add_argument("a", metavar="A", help="a rosbag2, or a result folder of drivert run")
+    parser.add_argument("b", metavar="B", nargs="?", help="another one")
+    parser.add_argument(
+        "--replay", action="store_true", help="compare A with a fresh pass over its clouds"
+    )
+    parser.add_argument(
+        "--clouds", metavar="BAG", default="", help="bag that holds the clouds, if not A itself"
+    )
+    parser.add_argument("--topic", default="", help="the point cloud topic, if a bag has several")
+    parser.add_argument("--json", action="store_true", help="print the result as JSON alone")
+    add_detector_arguments(parser)
+
+
+def execute(args: argparse.Namespace) -> int:
+    """Run ``drivert verify``."""
+    from driveRT_ros.commands.compare_frames import compare
+    from driveRT_ros.commands.recorded_frames import read_frames
+
+    if args.replay and args.b:
+        raise ConfigError("Option --replay compares A with a fresh pass: leave out B.")
+    if args.clouds and args.b:
+        raise ConfigError("Option --clouds is for one recording: leave out B.")
+    recordings = [read_frames(args.a, args.clouds)]
+    comparison = None
+    if args.b:
+        recordings.append(read_frames(args.b))
+        comparison = compare(*recordings)
+    elif args.replay:
+        comparison = compare(*_replayed(args, recordings[0]))
+    whole = not any(recording.damage for recording in recordings)
+    if comparison is None and whole and not sum(recordings[0].checked.values()):
+        raise ConfigError(
+            f"Nothing in '{args.a}' can be checked: it needs fingerprints, and the detections or "
+            "clouds that they were made of."
+        )
+    equal = whole and (comparison is None or comparison.equal)
+    if args.json:
+        sys.stdout.write(json.dumps(_as_json(recordings, comparison, equal), indent=1) + "\n")
+    else:
+        _show(recordings, comparison)
+    return 0 if equal else 1
+
+
+def _replayed(
+    args: argparse.Namespace, recorded: RecordedFrames
+) -> tuple[RecordedFrames, RecordedFrames]:
+    """Return the frames of the LiDAR node, and those of a fresh pass."""
+    from driveRT_ros.commands import fresh_pass
+    from driveRT_ros.commands.recorded_frames import bag_of
+
+    lidar = {
+        key.node
+        for key, frame in recorded.frames.items()
+        if frame.stages is not None and "points" in frame.stages
+    }
+    nodes = sorted(lidar) or recorded.nodes
+    if len(nodes) != 1:
+        raise ConfigError(
+            f"Option --replay takes the frames of one LiDAR node, but '{args.a}' has those of "
+            f"{', '.join(nodes)}."
+        )
+    mine = recorded.of_node(nodes[0])
+    args.config = args.config or fresh_pass.parameters_of(args.a)
+    config = detector_config(args)
+    bag = args.clouds or str(bag_of(args.a))
+    with_bev = any("grid" in (frame.stages or {}) for frame in mine.frames.values())
+    skipped: list[str] = []
+    fresh = fresh_pass.fresh_frames(
+        fresh_pass.joined_clouds(bag, args.topic, config, skipped.append),
+        fresh_pass.make_pipeline(config),
+        {key.stamp_ns for key in mine.frames},
+        node=nodes[0],
+        with_bev=with_bev,
+    )
+    recorded.notes += dict.fromkeys(skipped)
+    return mine, fresh
+
+
+def _sentences(recordings: Sequence[RecordedFrames], comparison: Comparison | None) -> list[str]:
+    damage = [f"Damaged: {d.sentence}" for r in recordings for d in r.damage]
+    if comparison is not None:
+        return damage + comparison.sentences()
+    checked = ", ".join(
+        f"{count} of its {STAGES[stage]}s" for stage, count in recordings[0].checked.items()
+    )
+    whole = f"Whole: {checked or 'nothing'} of {recordings[0].name} checked."
+    return damage or [whole]
+
+
+def _show(recordings: Sequence[RecordedFrames], comparison: Comparison | None) -> None:
+    if comparison is not None:
+        table = Table("stage", "equal", "different", box=None)
+        for stage, words in STAGES.items():
+            equal, other = comparison.equal_stages[stage], comparison.unequal_stages[stage]
+            if equal or other:
+                table.add_row(words, str(equal), str(other), style="bold" if other else "")
+        if table.row_count:
+            console.print(table)
+    notes = [note for recording in recordings for note in recording.notes]
+    for sentence in notes + _sentences(recordings, comparison):
+        console.print(sentence, markup=False)
+
+
+def _as_json(
+    recordings: Sequence[RecordedFrames], comparison: Comparison | None, equal: bool
+) -> dict[str, Any]:
+    out: dict[str, Any] = {
+        "equal": equal,
+        "sentences": _sentences(recordings, comparison),
+        "recordings": [
+            {
+                "name": r.name,
+                "frames": len(r.frames),
+                "checked": dict(r.checked),
+                "notes": r.notes,
+                "damage": [
+                    {
+                        "sentence": d.sentence,
+                        "stamp_ns": d.key and d.key.stamp_ns,
+                        "index": d.index,
+                        "stage": d.stage,
+                    }
+                    for d in r.damage
+                ],
+            }
+            for r in recordings
+        ],
+    }
+    if comparison is not None:
+        out["compared"] = comparison.compared
+        out["missing_in_a"] = [key.stamp_ns for key in comparison.missing_in_a]
+        out["missing_in_b"] = [key.stamp_ns for key in comparison.missing_in_b]
+        out["differences"] = [
+            {
+                "stamp_ns": d.key.stamp_ns,
+                "index": d.index,
+                "stage": d.stage,
+                "detail": d.detail,
+            }
+            for d in comparison.unequal
+        ]
+        out["stages"] = {
+            stage: {
+                "equal": comparison.equal_stages[stage],
+                "different": comparison.unequal_stages[stage],
+            }
+            for stage in STAGES
+            if comparison.equal_stages[stage] or comparison.unequal_stages[stage]
+        }
+    return out
