@@ -1,0 +1,91 @@
+#!/usr/bin/env bash
+# Everything that only a CUDA machine can tell: tests, sanitizer, Plans, benchmarks.
+set -uo pipefail
+
+usage() {
+    cat <<'TEXT'
+usage: benchmarks/qualify_gpu.sh OUT [STEP ...]
+
+Runs each step even where one before it failed, and says at the end which did. What a step prints is
+in OUT/STEP.log, results and Plans are OUT/*.json.
+
+steps (all by default):
+  tests       the tests marked gpu
+  sanitizer   memcheck and racecheck on small frames
+  tune        drivert tune in fp32 and fp16, then drivert bench sparse with the Plan
+  sparse      the sparse engine beside its peers
+  bevpool     the pooling of camera features beside other ways
+
+environment:
+  PYTHON         interpreter with torch for CUDA (python3)
+  DRIVERT_DATA   real frames (../shared/data); without them, simulated ones
+  COMMIT         written into the results (that of the checkout)
+  TUNE_SECONDS   time limit of each search (110)
+TEXT
+}
+
+if [[ $# -lt 1 || $1 == -h || $1 == --help ]]; then
+    usage
+    exit $(($# < 1))
+fi
+out=$(mkdir -p "$1" && cd "$1" && pwd) || exit 2
+shift
+cd "$(dirname "$0")/.." || exit 2
+export PYTHONPATH=$PWD${PYTHONPATH:+:$PYTHONPATH} PYTHONUNBUFFERED=1
+python=${PYTHON:-python3}
+data=${DRIVERT_DATA:-../shared/data}
+commit=${COMMIT:-}
+drivert=("$python" -m driveRT_ros)
+# Without the conftest of the whole suite, which needs ROS.
+pytest=("$python" -m pytest -q -m gpu -p no:cacheprovider --confcutdir=test/kernels)
+
+tests() {
+    "${pytest[@]}" test/kernels
+    local kernels=$?
+    "${pytest[@]}" test/core/test_pipeline_gpu.py test/core/test_camera_pipeline.py && return $kernels
+}
+
+sanitizer() {
+    # Asking for the parameters of a kernel ends in an error by design, which is no fault.
+    local check=(compute-sanitizer --report-api-errors no --error-exitcode 99)
+    "${check[@]}" --tool memcheck "${pytest[@]}" test/kernels/test_gpu_backbone.py -k overflow
+    local memory=$?
+    "${check[@]}" --tool racecheck "${pytest[@]}" test/kernels/test_coordmap.py && return $memory
+}
+
+tune() {
+    local precision plan failed=0
+    for precision in fp32 fp16; do
+        plan=$out/plan-$precision.json
+        "${drivert[@]}" tune --precision "$precision" --time-limit "${TUNE_SECONDS:-110}" \
+            --output "$plan" || failed=1
+        "${drivert[@]}" bench sparse --plan "$plan" --output "$out/tuned-$precision.json" || failed=1
+    done
+    return $failed
+}
+
+sparse() {
+    "$python" benchmarks/bench_sparse_gpu.py --data "$data" --commit "$commit" --rounds 4 \
+        --frames C,B,A,S10 --precisions fp32,fp32x3,tf32,fp16 --output "$out/sparse.json"
+}
+
+bevpool() {
+    "$python" benchmarks/bench_bevpool.py --commit "$commit" --output "$out/bevpool.json"
+}
+
+[[ $# -gt 0 ]] || set -- tests sanitizer tune sparse bevpool
+for step in "$@"; do
+    if [[ ! $step =~ ^(tests|sanitizer|tune|sparse|bevpool)$ ]]; then
+        echo "Unknown step '$step'; see --help." >&2
+        exit 2
+    fi
+done
+failed=0
+for step in "$@"; do
+    begin=$SECONDS
+    if "$step" >"$out/$step.log" 2>&1; then verdict=passed; else verdict=FAILED failed=1; fi
+    lines+=$(printf '%-10s %s in %d s' "$step" "$verdict" $((SECONDS - begin)))$'\n'
+    tail -n 25 "$out/$step.log"
+done
+printf '%s' "$lines"
+exit $failed
