@@ -13,11 +13,18 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import NamedTuple
 
-from driveRT_ros.core.errors import ConfigError, InvalidFrame
+from driveRT_ros.core.errors import ConfigError, DriveRTError, InvalidFrame
 from driveRT_ros.core.fingerprint import CLOUD_MSG, DETECTIONS_MSG, STAGES
 from driveRT_ros.io.bag import BagMessage, BagReader
-from driveRT_ros.io.fingerprint import FINGERPRINT, decode_fingerprint, message_crc32
+from driveRT_ros.io.fingerprint import (
+    FINGERPRINT,
+    Fingerprint,
+    decode_fingerprint,
+    encode_fingerprint,
+    message_crc32,
+)
 from driveRT_ros.io.topics import POINT_CLOUD
+from driveRT_ros.io.typestore import canonical_cdr, message_type, serialize
 from driveRT_ros.nodes.raw import header_stamp_ns
 
 DETECTIONS = "vision_msgs/msg/Detection3DArray"
@@ -97,8 +104,15 @@ class RecordedFrames:
         return replace(self, frames={k: f for k, f in self.frames.items() if k.node == node})
 
     def index(self, key: FrameKey) -> int:
-        """Return the place of a frame among those of the bag."""
-        return list(self.frames).index(key)
+        """Return the place of a frame among those of its node that have a fingerprint as it has.
+
+        A message whose stamp is damaged makes a frame without fingerprint at a time of its own;
+        it must not shift the others.
+        """
+        marked = self.frames[key].stages is not None
+        rows = (k for k in self.frames if k.node == key.node)
+        rows = (k for k in rows if not marked or self.frames[k].stages is not None)
+        return list(rows).index(key)
 
     def damaged(self, sentence: str, key: FrameKey | None = None, stage: str = "") -> None:
         """Note damage; the sentence follows the name of the frame where that is known."""
@@ -131,8 +145,17 @@ def read_frames(path: str, clouds: str = "") -> RecordedFrames:
         ConfigError: If there is no bag, or no frame in it.
     """
     found = RecordedFrames(path)
+    try:
+        _read(found, path, clouds)
+    except DriveRTError:
+        raise
+    except Exception as error:  # damaged storage may raise anything
+        found.damaged(f"the bag cannot be read: {type(error).__name__}: {error}")
+    return found
+
+
+def _read(found: RecordedFrames, path: str, clouds: str) -> None:
     with BagReader(bag_of(path)) as reader:
-        canonical = reader.canonical
         _note_gaps(found, reader)
         _collect(found, reader)
         if not found.frames and not found.damage:
@@ -141,14 +164,13 @@ def read_frames(path: str, clouds: str = "") -> RecordedFrames:
                 "'<node>/debug/frame_fingerprint' and '<node>/output/detections'."
             )
         found.frames = dict(sorted(found.frames.items()))
-        _check_detections(found, canonical)
+        _check_detections(found, reader.canonical)
         if not clouds:
             _check_clouds(found, reader)
     if clouds:
         with BagReader(clouds) as reader:
             _note_gaps(found, reader)
             _check_clouds(found, reader)
-    return found
 
 
 def _note_gaps(found: RecordedFrames, reader: BagReader) -> None:
@@ -176,7 +198,7 @@ def _collect(found: RecordedFrames, reader: BagReader) -> None:
         node = message.topic.removesuffix(_FINGERPRINTS if is_mark else _DETECTIONS)
         try:
             if is_mark:
-                stamp_ns, stages = decode_fingerprint(message.deserialize())
+                stamp_ns, stages = _fingerprint(message, reader.canonical)
             else:
                 stamp_ns, stages = header_stamp_ns(message.raw), {}
         except Exception as error:  # whatever damaged bytes raise, it is said, and the rest is read
@@ -190,6 +212,15 @@ def _collect(found: RecordedFrames, reader: BagReader) -> None:
             record.stages = stages
         else:
             record.detections = message
+
+
+def _fingerprint(message: BagMessage, canonical: bool) -> Fingerprint:
+    """Return a fingerprint that is byte by byte as it was written."""
+    found = decode_fingerprint(message.deserialize())
+    whole = serialize(encode_fingerprint(*found, message_type), FINGERPRINT)
+    if whole != (message.raw if canonical else canonical_cdr(message.raw, FINGERPRINT)):
+        raise InvalidFrame("its layout or the bytes between its fields are not as written.")
+    return found
 
 
 def _check_detections(found: RecordedFrames, canonical: bool) -> None:
