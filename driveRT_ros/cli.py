@@ -7,7 +7,7 @@ import sys
 from collections.abc import Sequence
 
 from driveRT_ros import __version__
-from driveRT_ros.commands import bench, convert, demo, info, replay, run, tune, verify
+from driveRT_ros.commands import bench, convert, demo, eval, info, replay, run, tune, verify
 from driveRT_ros.core.errors import DriveRTError
 from driveRT_ros.nodes.processes import ProcessFailed
 
@@ -18,6 +18,7 @@ COMMANDS = {
     "convert": convert,
     "tune": tune,
     "bench": bench,
+    "eval": eval,
     "verify": verify,
     "info": info,
 }

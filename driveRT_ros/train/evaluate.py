@@ -332,6 +332,9 @@ class Evaluator:
 
     Args:
         shown_score: Least score of a detection in a tally.
+
+    Attributes:
+        num_frames: Frames so far.
     """
 
     def __init__(self, shown_score: float = 0.3) -> None:
@@ -339,7 +342,7 @@ class Evaluator:
         self._parts: list[list[list[Matches]]] = [
             [[] for _ in THRESHOLDS_M] for _ in NUSCENES_CLASSES
         ]
-        self._frames = 0
+        self.num_frames = 0
         self._velocity = self._attributes = False
 
     def add(self, frame: EvalFrame) -> Tally:
@@ -353,7 +356,7 @@ class Evaluator:
             hits += int(shown.truth_found.sum())
             missed += int((~shown.truth_found).sum())
             wrong += int((~shown.hits).sum())
-        self._frames += 1
+        self.num_frames += 1
         counted = ~frame.truth.ignored
         self._velocity |= bool(np.isfinite(frame.truth.boxes[counted][:, VELOCITY]).any())
         self._attributes |= any(frame.truth.attributes)
@@ -365,7 +368,7 @@ class Evaluator:
         Raises:
             ConfigError: If there was none.
         """
-        if not self._frames:
+        if not self.num_frames:
             raise ConfigError("No frame with ground truth was compared; there is nothing to say.")
         classes = []
         for name, parts in zip(NUSCENES_CLASSES, self._parts):
@@ -374,7 +377,7 @@ class Evaluator:
             ranges = zip(RANGE_EDGES_M, RANGE_EDGES_M[1:])
             by_range = [_scores(name, [m.between(a, b) for m in matches])[0] for a, b in ranges]
             classes.append(ClassResult(name, overall, tuple(by_range), curves))
-        return Evaluation(self._frames, tuple(classes), self._velocity, self._attributes)
+        return Evaluation(self.num_frames, tuple(classes), self._velocity, self._attributes)
 
 
 def _at_least(boxes: EvalBoxes, score: float) -> EvalBoxes:
