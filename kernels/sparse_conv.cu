@@ -7,28 +7,19 @@
 // and a slab of weights travel to shared memory asynchronously, STAGES deep, while each thread
 // multiplies an RPT x CPT corner of the tile in registers.
 //
-// Weights lie as [tap][input channel][output channel], so a slab is contiguous and a thread reads
-// runs of four channels with one 16-byte load. The runs of a thread lie 4 * LC channels apart and
-// neighbouring lanes share a run, which makes every shared read conflict-free.
+// Weights lie as [tap][input channel][output channel], so a slab is contiguous; ffma.cuh multiplies.
 //
 // Sums of one row always run over taps in ascending order inside a group and over groups in
 // ascending order, whatever tile the row fell into: same tactic, same bytes.
 //
 // Specialised at compile time by CIN, COUT, TM, KC, RPT, CPT, STAGES and MIN_BLOCKS.
-#include "common.cuh"
+#include "ffma.cuh"
 
-constexpr int kLanesC = COUT / CPT < 8 ? COUT / CPT : 8;   // lanes of a warp along channels
-constexpr int kLanesR = 32 / kLanesC;                      // and along rows
-constexpr int kThreads = (COUT / CPT) * (TM / RPT);
-constexpr int kWarpsC = COUT / CPT / kLanesC;
-constexpr int kRuns = CPT / 4;
-constexpr int kRowStride = KC + 4;                         // floats; keeps rows on different banks
 constexpr int kStageA = TM * kRowStride, kStageB = KC * COUT;
 constexpr int kCopiesA = TM * KC / 4 / kThreads, kCopiesB = KC * COUT / 4 / kThreads;
 constexpr int kSlabs = CIN / KC;                           // slabs of one tap
-static_assert(CIN % KC == 0 && KC % 4 == 0 && CPT % 4 == 0, "channels are read four at a time");
+static_assert(CIN % KC == 0, "whole slabs");
 static_assert(TM * KC / 4 % kThreads == 0 && KC * COUT / 4 % kThreads == 0, "copies are equal");
-static_assert(kThreads % 32 == 0 && (COUT / CPT) % kLanesC == 0, "whole warps");
 
 struct Convolution {
     const float* x;         // (input rows, CIN)
@@ -95,45 +86,14 @@ struct Loader {
     }
 };
 
-// acc += a[RPT rows][KC] * b[KC][CPT channels]
-__device__ __forceinline__ void multiply(float (&acc)[RPT][CPT], const float* a, const float* b) {
-#pragma unroll
-    for (int k = 0; k < KC; k += 4) {
-        float4 rows[RPT];
-#pragma unroll
-        for (int i = 0; i < RPT; ++i)
-            rows[i] = *reinterpret_cast<const float4*>(a + i * kLanesR * kRowStride + k);
-#pragma unroll
-        for (int kk = 0; kk < 4; ++kk) {
-            float4 run[kRuns];
-#pragma unroll
-            for (int r = 0; r < kRuns; ++r)
-                run[r] = *reinterpret_cast<const float4*>(b + (k + kk) * COUT + r * kLanesC * 4);
-#pragma unroll
-            for (int i = 0; i < RPT; ++i) {
-                const float v = component(rows[i], kk);
-#pragma unroll
-                for (int r = 0; r < kRuns; ++r) {
-                    acc[i][r * 4 + 0] = fmaf(v, run[r].x, acc[i][r * 4 + 0]);
-                    acc[i][r * 4 + 1] = fmaf(v, run[r].y, acc[i][r * 4 + 1]);
-                    acc[i][r * 4 + 2] = fmaf(v, run[r].z, acc[i][r * 4 + 2]);
-                    acc[i][r * 4 + 3] = fmaf(v, run[r].w, acc[i][r * 4 + 3]);
-                }
-            }
-        }
-    }
-}
-
 extern "C" __global__ void __launch_bounds__(kThreads, MIN_BLOCKS)
 sparse_conv(const __grid_constant__ Convolution c) {
     begin_dependent();
     SHARED_DYNAMIC(float, smem);
     // Two, since a tile without taps has no other barrier: one may be written while one is read.
     __shared__ int next_tile[2];
-    const int lane = threadIdx.x & 31, warp = threadIdx.x >> 5;
-    const int lane_c = (lane >> 1) % kLanesC, lane_r = lane / (2 * kLanesC) * 2 + (lane & 1);
-    const int row0 = warp / kWarpsC * (kLanesR * RPT) + lane_r;
-    const int channel0 = warp % kWarpsC * (kLanesC * CPT) + lane_c * 4;
+    const Corner corner;
+    const int row0 = corner.row0, channel0 = corner.channel0;
     const int tiles = *c.n_tiles;
     for (int turn = blockIdx.x, side = 0; turn < tiles; side ^= 1) {
         const int tile = c.tile_rank ? c.tile_rank[turn] : turn;

@@ -8,6 +8,7 @@ from typing import Protocol
 
 import torch
 
+from driveRT_ros.core.back_end import BackEnd
 from driveRT_ros.core.config import LidarConfig
 from driveRT_ros.core.errors import ConfigError
 from driveRT_ros.core.ops import Ops
@@ -53,6 +54,15 @@ class FrontEnd(Protocol):
         """
         ...
 
+    def back_end(self, config: LidarConfig, reference: BackEnd) -> BackEnd:
+        """Return what takes the rows of this front end to boxes.
+
+        Args:
+            config: Thresholds and limits; the model is that of the front end.
+            reference: What serves any rows on the device.
+        """
+        ...
+
 
 class ReferenceFrontEnd:
     """The operators of :class:`Ops`: any device, float32 and float64.
@@ -89,6 +99,10 @@ class ReferenceFrontEnd:
             voxels_per_level=tuple(len(coords) for coords in maps.level_coords),
             dropped=voxels.dropped,
         )
+
+    def back_end(self, config: LidarConfig, reference: BackEnd) -> BackEnd:
+        """See :class:`FrontEnd`."""
+        return reference
 
 
 def make_front_end(

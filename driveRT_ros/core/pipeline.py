@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Mapping
 
 import numpy as np
 import numpy.typing as npt
 import torch
 
+from driveRT_ros.core.back_end import BackEnd, Found, ReferenceBackEnd
 from driveRT_ros.core.bev_grid import build_bev_grid
 from driveRT_ros.core.camera_pipeline import CameraPipeline
 from driveRT_ros.core.config import LidarConfig
@@ -19,7 +19,6 @@ from driveRT_ros.core.front_end import FrontResult, make_front_end
 from driveRT_ros.core.ops import Ops
 from driveRT_ros.core.sparse_types import NUM_FEATURES, SparseTensor
 from driveRT_ros.core.stages import StageClock, device_named
-from driveRT_ros.models.head import Heads, Proposals
 from driveRT_ros.models.voxelnext import VoxelNeXtWeights, untrained_weights
 
 __all__ = ["CameraPipeline", "LidarPipeline"]
@@ -74,7 +73,7 @@ class LidarPipeline:
         self._front_end, self.plan, self.plan_note = make_front_end(
             config, weights, self._tensors, self.device, dtype
         )
-        self._heads = Heads(config, self._tensors, self.ops.rotated_nms)
+        self._back_end = self._make_back_end(config)
 
     def reconfigured(self, config: LidarConfig) -> LidarPipeline:
         """Return a pipeline with another configuration of the same model.
@@ -86,7 +85,7 @@ class LidarPipeline:
             return LidarPipeline(config, self.weights, self.device, self.dtype)
         other = copy.copy(self)
         other.config = config
-        other._heads = Heads(config, self._tensors, self.ops.rotated_nms)
+        other._back_end = other._make_back_end(config)
         return other
 
     def warm_up(self) -> None:
@@ -124,20 +123,14 @@ class LidarPipeline:
         # Voxels, coordinate maps, six sparse levels: points to rows of the bird's-eye view.
         front = self._front_end.run(cloud, clock)
 
-        # Heat at every row, boxes only where it passes the threshold.
-        heat = self._heads.heat(front.bev.features)
-        proposals, faults = self._heads.propose(front.bev, heat)
-        clock.lap("head")
-
-        # Overlapping boxes go, head by head.
-        found = self._heads.suppress(proposals)
-        boxes, scores, labels = (t.cpu() for t in (found.boxes, found.scores, found.labels))
-        clock.lap("postprocess")
+        # Heat at every row, boxes where it passes the threshold, overlapping ones suppressed.
+        found = self._back_end.run(front, clock)
+        boxes, scores, labels = found.boxes, found.scores, found.labels
 
         # What happened to this frame, and what identifies its result.
         grid = None
         if with_bev:
-            grid = build_bev_grid(cloud, self.config, self._layers(front.bev, heat))
+            grid = build_bev_grid(cloud, self.config, self._layers(front.bev, found.heat))
         fingerprint = {}
         if with_fingerprint:
             shape = self.config.voxelization.sparse_shape_zyx
@@ -147,12 +140,16 @@ class LidarPipeline:
             num_points=len(cloud),
             num_voxels=len(front.voxel_coords_zyx),
             voxels_per_level=front.voxels_per_level,
-            dropped={**front.dropped, **faults},
-            notes=self._notes(len(cloud), front, proposals, faults),
+            dropped={**front.dropped, **found.dropped},
+            notes=self._notes(len(cloud), front, found),
             fingerprint=fingerprint,
             overflow=front.overflow,
         )
         return Detections(boxes, scores, labels, self.config.model.class_names, report, grid)
+
+    def _make_back_end(self, config: LidarConfig) -> BackEnd:
+        reference = ReferenceBackEnd(config, self._tensors, self.ops)
+        return self._front_end.back_end(config, reference)
 
     def _checked(self, points: torch.Tensor | npt.NDArray[np.floating]) -> torch.Tensor:
         """Return the points on the device in the dtype of the pipeline."""
@@ -181,24 +178,19 @@ class LidarPipeline:
             points = torch.from_numpy(np.array(points, dtype=dtype, order="C"))
         return points.to(device=self.device, dtype=self.dtype)
 
-    def _notes(
-        self,
-        points: int,
-        front: FrontResult,
-        proposals: list[Proposals],
-        faults: Mapping[str, int],
-    ) -> tuple[str, ...]:
+    def _notes(self, points: int, front: FrontResult, found: Found) -> tuple[str, ...]:
         """Return the short keys of everything about this frame that a person should know."""
-        faulty = faults["non_finite_boxes"] + faults["implausible_boxes"]
-        proposed = faulty + faults["out_of_range_boxes"] + sum(len(p.boxes) for p in proposals)
+        dropped = found.dropped
+        faulty = dropped["non_finite_boxes"] + dropped["implausible_boxes"]
+        faulty_share = faulty / max(found.decoded, 1)
         notes = {
             "untrained_weights": not self.weights.trained,
             "empty_input": points == 0,
             "no_voxels": points > 0 and len(front.voxel_coords_zyx) == 0,
             "plan_not_used": self.plan_note != "",
             "engine_overflow": bool(front.overflow),
-            "top_k_reached": faults["over_top_k_candidates"] > 0,
-            "faulty_head_output": faults["non_finite_heat"] > 0 or faulty > FAULTY_SHARE * proposed,
+            "top_k_reached": dropped["over_top_k_candidates"] > 0,
+            "faulty_head_output": dropped["non_finite_heat"] > 0 or faulty_share > FAULTY_SHARE,
         }
         return tuple(key for key, present in notes.items() if present)
 

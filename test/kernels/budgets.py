@@ -13,6 +13,7 @@ from concurrent.futures import ThreadPoolExecutor
 import torch
 
 from driveRT_ros.core.config import ModelConfig
+from driveRT_ros.core.gpu.heads import TILES
 from driveRT_ros.core.nvrtc import compile_cubin, nvrtc_version
 from driveRT_ros.core.paths import share_path
 from driveRT_ros.core.plan import PRECISIONS, default_plan, domain_layers
@@ -73,6 +74,14 @@ def pooling():
         yield stem, tactic.defines(shape), ARCHITECTURES
 
 
+def heads():
+    """Return the kernels of the detection heads, for every width that they know."""
+    for width, tile in TILES.items():
+        yield "heads", tile.defines(width, width, 1), ARCHITECTURES
+    for stem in ("select", "nms"):
+        yield stem, {}, ARCHITECTURES
+
+
 def configurations():
     """Return (source, constants, architectures) of everything that ships."""
     for stem in ("levels", "voxelize", "coordmap"):
@@ -85,6 +94,7 @@ def configurations():
     for config in SPARSE_CONV:
         yield "sparse_conv", config.defines, ARCHITECTURES
     yield "scatter_map", {}, ARCHITECTURES
+    yield from heads()
     yield from pooling()
     yield from planned()
     yield from tensor_core()

@@ -7,6 +7,7 @@ import torch
 
 from driveRT_ros.core.config import LidarConfig
 from driveRT_ros.core.gpu.front_end import make_engine
+from driveRT_ros.core.gpu.heads import EngineBackEnd
 from driveRT_ros.core.pipeline import LidarPipeline
 from test.support import engine
 
@@ -47,6 +48,8 @@ def pipelines(config: LidarConfig, precision: str = "fp32") -> tuple[LidarPipeli
     )
     assert plan is not None and plan.precision == precision and note == ""
     pipeline._front_end = front
+    pipeline._back_end = pipeline._make_back_end(config)
+    assert isinstance(pipeline._back_end, EngineBackEnd)
     return pipeline, plain
 
 

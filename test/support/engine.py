@@ -11,6 +11,7 @@ from driveRT_ros.bench.frames import network_tensors
 from driveRT_ros.core.config import LidarConfig
 from driveRT_ros.core.gpu import backbone as backbone_module
 from driveRT_ros.core.gpu import frame_maps as frame_maps_module
+from driveRT_ros.core.gpu import heads as heads_module
 from driveRT_ros.core.ops import Ops
 from driveRT_ros.models.voxelnext import Backbone
 from test.support.launch import Backend
@@ -49,10 +50,11 @@ class ShimBranch:
 
 
 def put_on_the_shim(monkeypatch, capability=(9, 0)):
-    """Let ``SparseBackbone`` on the device ``cpu`` take the shim for a small GPU."""
+    """Let the engine on the device ``cpu`` take the shim for a small GPU."""
     monkeypatch.setattr(backbone_module, "Kernel", ShimKernel)
     monkeypatch.setattr(backbone_module, "Branch", ShimBranch)
     monkeypatch.setattr(frame_maps_module, "Kernel", ShimKernel)
+    monkeypatch.setattr(heads_module, "Kernel", ShimKernel)
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device=None: capability)
     monkeypatch.setattr(torch.cuda, "get_device_name", lambda device=None: GPU)
     properties = SimpleNamespace(multi_processor_count=1)

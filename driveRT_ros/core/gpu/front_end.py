@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping
+import functools
+from collections.abc import Callable, Mapping
 
 import torch
 
+from driveRT_ros.core.back_end import BackEnd
 from driveRT_ros.core.config import LidarConfig
 from driveRT_ros.core.front_end import FrontEnd, FrontResult
 from driveRT_ros.core.gpu.backbone import SparseBackbone
 from driveRT_ros.core.gpu.counts import FrameCounts, read_counts
 from driveRT_ros.core.gpu.domains import BEV_DILATED, NUM_BACKBONE_LEVELS
+from driveRT_ros.core.gpu.heads import EngineBackEnd, SparseHeads, unsupported
 from driveRT_ros.core.plan import Plan
 from driveRT_ros.core.sparse_types import SparseTensor
 from driveRT_ros.core.stages import StageClock
@@ -28,11 +31,19 @@ class EngineFrontEnd:
     Args:
         engine: Compiled and bound.
         fallback: The reference on the same device.
+        make_heads: Returns the heads over the rows of the engine, by :func:`engine_heads`; without
+            it, the reference goes on from there.
     """
 
-    def __init__(self, engine: SparseBackbone, fallback: FrontEnd) -> None:
+    def __init__(
+        self,
+        engine: SparseBackbone,
+        fallback: FrontEnd,
+        make_heads: Callable[[LidarConfig, BackEnd], BackEnd] | None = None,
+    ) -> None:
         self._engine = engine
         self._fallback = fallback
+        self._make_heads = make_heads
 
     def run(self, cloud: torch.Tensor, clock: StageClock) -> FrontResult:
         """See :class:`~driveRT_ros.core.front_end.FrontEnd`."""
@@ -56,6 +67,10 @@ class EngineFrontEnd:
             dropped=self._dropped(len(cloud), counts),
         )
 
+    def back_end(self, config: LidarConfig, reference: BackEnd) -> BackEnd:
+        """See :class:`~driveRT_ros.core.front_end.FrontEnd`."""
+        return self._make_heads(config, reference) if self._make_heads else reference
+
     def _dropped(self, points: int, counts: FrameCounts) -> dict[str, int]:
         """Return the counts of the reference; voxels beyond the capacity never get here."""
         used = int(self._engine.maps.points_stored[: counts.rows[0]].sum())
@@ -72,6 +87,26 @@ class EngineFrontEnd:
         self, cloud: torch.Tensor, clock: StageClock, overflow: Mapping[str, tuple[int, int]]
     ) -> FrontResult:
         return dataclasses.replace(self._fallback.run(cloud, clock), overflow=overflow)
+
+
+def engine_heads(
+    engine: SparseBackbone,
+    tensors: Mapping[str, torch.Tensor],
+    config: LidarConfig,
+    reference: BackEnd,
+) -> BackEnd:
+    """Return the heads on the GPU, or the reference where the kernels cannot run the model.
+
+    Args:
+        engine: Makes the rows.
+        tensors: Folded weights on its device.
+        config: Thresholds and limits.
+        reference: Torch on the same device.
+    """
+    level = engine.maps.levels[BEV_DILATED]
+    if unsupported(config, torch.cuda.get_device_capability(level.counts.device)):
+        return reference
+    return EngineBackEnd(SparseHeads(config, tensors, engine.features, level), reference)
 
 
 def make_engine(
@@ -96,4 +131,5 @@ def make_engine(
         weights.sha256 if config.plan_path else "",
     )
     engine = SparseBackbone(config, tensors, device, plan)
-    return EngineFrontEnd(engine, fallback), plan, note
+    make_heads = functools.partial(engine_heads, engine, tensors)
+    return EngineFrontEnd(engine, fallback, make_heads), plan, note

@@ -1,0 +1,81 @@
+"""From bird's-eye-view rows to boxes: one seam, two implementations."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Protocol
+
+import torch
+
+from driveRT_ros.core.config import LidarConfig
+from driveRT_ros.core.ops import Ops
+from driveRT_ros.core.stages import StageClock
+from driveRT_ros.models.head import Heads
+
+if TYPE_CHECKING:
+    from driveRT_ros.core.front_end import FrontResult
+
+
+@dataclass(frozen=True, eq=False)
+class Found:
+    """The boxes of one frame, on the CPU, and how they came about.
+
+    Args:
+        boxes: (M, 9), head after head, within a head the best score first, equal scores by class,
+            then by cell (y, x).
+        scores: (M,).
+        labels: (M,) int64 index into the class names of all heads.
+        decoded: Boxes decoded, also those that were faulty, out of range or suppressed.
+        dropped: Counts of what was left out, by reason.
+        heat: Logits of each head, (N, classes of the head) on the device; they hold until the next
+            frame.
+    """
+
+    boxes: torch.Tensor
+    scores: torch.Tensor
+    labels: torch.Tensor
+    decoded: int
+    dropped: Mapping[str, int]
+    heat: list[torch.Tensor]
+
+
+class BackEnd(Protocol):
+    """One implementation on one device."""
+
+    def run(self, front: FrontResult, clock: StageClock) -> Found:
+        """Take the rows of one frame to boxes.
+
+        Args:
+            front: What the front end made.
+            clock: Given a lap after each of ``head`` and ``postprocess``.
+        """
+        ...
+
+
+class ReferenceBackEnd:
+    """Plain torch: any device, float32 and float64.
+
+    Args:
+        config: Classes, thresholds and grid.
+        tensors: Folded weights on the device.
+        ops: The operators to run.
+    """
+
+    def __init__(self, config: LidarConfig, tensors: Mapping[str, torch.Tensor], ops: Ops) -> None:
+        self._heads = Heads(config, tensors, ops.rotated_nms)
+
+    def run(self, front: FrontResult, clock: StageClock) -> Found:
+        """See :class:`BackEnd`."""
+        # Heat at every row, boxes only where it passes the threshold.
+        heat = self._heads.heat(front.bev.features)
+        proposals, dropped = self._heads.propose(front.bev, heat)
+        clock.lap("head")
+
+        # Overlapping boxes go, head by head.
+        found = self._heads.suppress(proposals)
+        boxes, scores, labels = (t.cpu() for t in (found.boxes, found.scores, found.labels))
+        clock.lap("postprocess")
+        faulty = ("non_finite_boxes", "implausible_boxes", "out_of_range_boxes")
+        decoded = sum(len(p.boxes) for p in proposals) + sum(dropped[reason] for reason in faulty)
+        return Found(boxes, scores, labels, decoded, dropped, heat)

@@ -1,0 +1,273 @@
+"""The detection heads on the GPU, from rows of the bird's-eye view to boxes, without the host.
+
+Heat at every row, the regression branches at the chosen rows alone, suppression head by head: five
+launches over buffers of fixed size, with every count on the device, so that a frame can go on as
+part of a CUDA graph. There is room for every value that could pass its threshold; only ``top_k``
+and ``max_boxes_per_head`` cut anything off, as they do in the reference.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+
+import numpy as np
+import torch
+
+from driveRT_ros.core.back_end import BackEnd, Found
+from driveRT_ros.core.bev_grid import HEAD_STRIDE
+from driveRT_ros.core.boxes import BOX_DIM
+from driveRT_ros.core.config import LidarConfig
+from driveRT_ros.core.cuda import Kernel, Launch
+from driveRT_ros.core.front_end import FrontResult
+from driveRT_ros.core.gpu.arena import Arena
+from driveRT_ros.core.gpu.frame_maps import LevelBuffers
+from driveRT_ros.core.kernel_args import pack_structs, struct_dtype, struct_value
+from driveRT_ros.core.reference.decode import MAX_SIZE_M, MAX_SPEED_MPS
+from driveRT_ros.core.stages import StageClock
+from driveRT_ros.core.tactics import Tactic
+from driveRT_ros.models.graph import BRANCHES
+
+CANDIDATES = 512
+"""Candidates of a head that one block sorts and compares; kernels/heads.cuh."""
+TILES = {
+    16: Tactic(1, 64, 16, 4, 4, 3, 8),
+    32: Tactic(1, 64, 16, 4, 4, 3, 4),
+    64: Tactic(1, 64, 16, 4, 8, 3, 4),
+    128: Tactic(1, 64, 16, 8, 8, 3, 3),
+}
+"""How the hidden layers are computed, by their width: as exact FP32 convolutions of one tap."""
+SUPPRESS_SHARED_BYTES = 57_344  # kernels/nms.cu
+
+_THREADS, _SORTERS = 256, 512
+_OUTPUTS = sum(channels for _, channels in BRANCHES)
+_FAULTS = ("non_finite_boxes", "implausible_boxes", "out_of_range_boxes")
+
+
+def unsupported(config: LidarConfig, capability: tuple[int, int]) -> str:
+    """Return why these kernels cannot run a model, or an empty string where they can.
+
+    Args:
+        config: Channels, heads, grid and ``top_k``.
+        capability: CUDA compute capability.
+    """
+    width, top_k = config.model.channels[-1], config.post_process_params.top_k
+    if width not in TILES:
+        return f"{width} channels; the kernels know {sorted(TILES)}"
+    if top_k > CANDIDATES:
+        return f"'top_k' {top_k}; a block has room for {CANDIDATES}"
+    return TILES[width].supports(width, width, 9, capability)
+
+
+class SparseHeads:
+    """All heads over rows that another part of the engine keeps in place.
+
+    Args:
+        config: Classes, thresholds and grid; :func:`unsupported` must have nothing against it.
+        tensors: ``head<i>.<branch>.<layer>.weight`` and ``.bias``, float32 on the device.
+        features: (capacity, C) float32, rewritten by every frame.
+        level: Coordinates and number of these rows.
+    """
+
+    def __init__(
+        self,
+        config: LidarConfig,
+        tensors: Mapping[str, torch.Tensor],
+        features: torch.Tensor,
+        level: LevelBuffers,
+    ) -> None:
+        self._config, self._level, self._features = config, level, features
+        self._tensors = tensors
+        self._classes = [len(names) for names in config.model.classes_per_head]
+        self._first = np.cumsum([0, *self._classes[:-1]]).tolist()
+        self._rows = level.shape.row_capacity
+        self._device = features.device
+        self._blocks = torch.cuda.get_device_properties(self._device).multi_processor_count
+        self._kept: list[torch.Tensor] = []  # kernels hold addresses alone
+        heads, classes = len(self._classes), sum(self._classes)
+        boxes = heads * config.post_process_params.max_boxes_per_head
+        self._status_words = heads * struct_dtype("heads.cuh", "HeadStatus").itemsize // 4
+        sizes = [self._status_words, boxes * BOX_DIM, boxes, boxes]
+        self._arena = Arena(self._device, 4 * sum(sizes))
+        # What the host wants of a frame lies together: one copy brings it.
+        self._result = self._arena.zeroed(sum(sizes))
+        self._status, *self._found = self._result.split(sizes)
+        new = self._arena.empty
+        self._heat = new(self._rows, classes, dtype=torch.float32)
+        self._chosen, self._label = new(2, heads, CANDIDATES).unbind()
+        self._score = new(heads, CANDIDATES, dtype=torch.float32)
+        self._outputs = new(heads, CANDIDATES, _OUTPUTS, dtype=torch.float32)
+        self._head_launches = [
+            self._branches(self._heat_branches(), self._rows, first=True),
+            *self._selection(),
+            self._branches(self._box_branches(), config.post_process_params.top_k),
+        ]
+        self._last_launch = self._suppression()
+
+    def run(
+        self, stream: int | None = None, lap: Callable[[str], None] = lambda stage: None
+    ) -> None:
+        """Enqueue everything for the rows that are in place.
+
+        Args:
+            stream: Handle of the CUDA stream; it must be torch's current one.
+            lap: Called with ``head`` once the boxes of the chosen rows can be decoded.
+        """
+        self._arena.clear()
+        for launch in self._head_launches:
+            launch(stream)
+        lap("head")
+        self._last_launch(stream)
+
+    def read(self, rows: int) -> Found:
+        """Return the boxes of the last frame; waits for the GPU.
+
+        Args:
+            rows: Rows that it had.
+        """
+        post = self._config.post_process_params
+        host = self._result.cpu()
+        status, boxes, scores, labels = host.split([len(self._status), *map(len, self._found)])
+        counts = status.numpy().view(struct_dtype("heads.cuh", "HeadStatus"))
+        shape = (len(counts), post.max_boxes_per_head)
+        kept = torch.arange(shape[1]) < torch.from_numpy(counts["kept"].copy())[:, None]
+        dropped = {
+            "non_finite_heat": int(counts["non_finite_heat"].sum()),
+            "over_top_k_candidates": int((counts["candidates"] - counts["chosen"]).sum()),
+            **{reason: int(counts[reason].sum()) for reason in _FAULTS},
+        }
+        return Found(
+            boxes=boxes.view(torch.float32).view(*shape, BOX_DIM)[kept],
+            scores=scores.view(torch.float32).view(shape)[kept],
+            labels=labels.view(shape)[kept].long(),
+            decoded=int(counts["chosen"].sum()),
+            dropped=dropped,
+            heat=list(self._heat[:rows].split(self._classes, dim=1)),
+        )
+
+    # ---- made once --------------------------------------------------------------------------
+
+    def _keep(self, tensor: torch.Tensor) -> torch.Tensor:
+        self._kept.append(tensor.contiguous())
+        return self._kept[-1]
+
+    def _layers(self, branch: str) -> dict[str, object]:
+        """Return the weights of one branch."""
+        names = {
+            "hidden": "hidden.weight", "hidden_bias": "hidden.bias",
+            "weight": "out.weight", "bias": "out.bias",
+        }  # fmt: skip
+        return {k: self._keep(self._tensors[f"{branch}.{name}"]) for k, name in names.items()}
+
+    def _heat_branches(self) -> list[dict[str, object]]:
+        return [
+            {
+                **self._layers(f"head{head}.hm"),
+                **{"source": None, "count": self._level.counts[1:], "out": self._heat[0, first:]},
+                **{"capacity": self._rows, "outputs": classes, "stride": self._heat.shape[1]},
+            }
+            for head, (first, classes) in enumerate(zip(self._first, self._classes))
+        ]
+
+    def _box_branches(self) -> list[dict[str, object]]:
+        chosen = (struct_dtype("heads.cuh", "HeadStatus").names or ()).index("chosen")
+        status = self._status.view(len(self._classes), -1)
+        rows = []
+        for head in range(len(self._classes)):
+            first = 0
+            for name, channels in BRANCHES:
+                rows.append(
+                    {
+                        **self._layers(f"head{head}.{name}"),
+                        **{"source": self._chosen[head], "count": status[head, chosen:]},
+                        **{"out": self._outputs[head, 0, first:], "capacity": CANDIDATES},
+                        **{"outputs": channels, "stride": _OUTPUTS},
+                    }
+                )
+                first += channels
+        return rows
+
+    def _branches(
+        self, branches: list[dict[str, object]], rows: int, *, first: bool = False
+    ) -> Launch:
+        """Bind one launch of kernels/heads.cu; the first of a frame follows no kernel of ours."""
+        width = self._features.shape[1]
+        tile = TILES[width]
+        kernel = Kernel(
+            "heads", "run_branches", tile.defines(width, width, 1),
+            shared_bytes=tile.shared_bytes(width, width, 1), device=self._device,
+        )  # fmt: skip
+        resident = -(-self._blocks * tile.min_blocks // len(branches))
+        grid = (min(-(-rows // tile.tile_rows), resident), len(branches))
+        packed = self._keep(pack_structs("heads.cu", "HeadBranch", branches, self._device))
+        args = (self._features, packed)
+        return kernel.bind(grid, tile.threads(width), *args, dependent=not first)
+
+    def _selection(self) -> list[Launch]:
+        post, model = self._config.post_process_params, self._config.model
+        limits = post.score_thresholds
+        if len(limits) == 1:
+            limits *= len(model.class_names)
+        head_of = [head for head, classes in enumerate(self._classes) for _ in range(classes)]
+        values = self._rows * len(limits)
+        _, ny, nx = self._level.shape.shape_zyx
+        new = {"dtype": torch.int32, "device": self._device}
+        fields = {
+            "heat": self._heat, "coords": self._level.coords_zyx, "count": self._level.counts[1:],
+            "limit": self._keep(torch.tensor(limits, dtype=torch.float32, device=self._device)),
+            "head": self._keep(torch.tensor(head_of, **new)),
+            "first": self._keep(torch.tensor(self._first, **new)),
+            "keys": self._arena.empty(values, dtype=torch.int64),
+            "rows": self._arena.empty(values), "status": self._status, "chosen": self._chosen,
+            "label": self._label, "score": self._score, "row_capacity": self._rows,
+            "classes": len(limits), "nx": nx, "cells": ny * nx, "top_k": post.top_k,
+        }  # fmt: skip
+        value = struct_value("select.cu", "Selection", fields)
+        blocks = min(-(-values // _THREADS), 8 * self._blocks)
+        launches = []
+        for name, grid, block in (
+            ("collect_candidates", blocks, _THREADS),
+            ("choose_candidates", len(self._classes), _SORTERS),
+        ):
+            kernel = Kernel("select", name, device=self._device)
+            launches.append(kernel.bind(grid, block, value, dependent=True))
+        return launches
+
+    def _suppression(self) -> Launch:
+        post, voxels = self._config.post_process_params, self._config.voxelization
+        boxes, scores, labels = self._found
+        fields = {
+            "outputs": self._outputs, "coords": self._level.coords_zyx, "chosen": self._chosen,
+            "label": self._label, "score": self._score, "status": self._status, "boxes": boxes,
+            "box_score": scores, "box_label": labels, "max_boxes": post.max_boxes_per_head,
+            "iou": post.iou_nms_threshold, "stride": HEAD_STRIDE, "max_size": MAX_SIZE_M,
+            "max_speed": MAX_SPEED_MPS, "origin": voxels.point_cloud_range[:2],
+            "step": voxels.voxel_size[:2], "low": post.center_range[:3],
+            "high": post.center_range[3:],
+        }  # fmt: skip
+        value = struct_value("nms.cu", "Suppression", fields)
+        shared = SUPPRESS_SHARED_BYTES
+        kernel = Kernel("nms", "suppress_boxes", shared_bytes=shared, device=self._device)
+        return kernel.bind(len(self._classes), CANDIDATES, value, dependent=True)
+
+
+class EngineBackEnd:
+    """The heads behind the engine; where a frame did not fit it, the reference goes on too.
+
+    Args:
+        heads: Bound to the rows of the engine.
+        fallback: The reference on the same device.
+    """
+
+    def __init__(self, heads: SparseHeads, fallback: BackEnd) -> None:
+        self._heads = heads
+        self._fallback = fallback
+
+    def run(self, front: FrontResult, clock: StageClock) -> Found:
+        """See :class:`~driveRT_ros.core.back_end.BackEnd`."""
+        if front.overflow:
+            return self._fallback.run(front, clock)
+        with torch.cuda.device_of(front.bev.features):
+            self._heads.run(lap=clock.lap)
+        found = self._heads.read(len(front.bev.features))
+        clock.lap("postprocess")
+        return found
