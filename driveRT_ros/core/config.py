@@ -258,6 +258,17 @@ class DiagnosticsConfig(Config):
 
 
 @dataclass(frozen=True)
+class LidarDiagnosticsConfig(DiagnosticsConfig):
+    """What is reported of LiDAR frames beside."""
+
+    sparsity: bool = param(
+        False,
+        "Report the sparsity of every frame, and its predicted beside its measured time; builds "
+        "every coordinate map once more.",
+    )
+
+
+@dataclass(frozen=True)
 class LidarConfig(Config):
     """Everything the LiDAR node and pipeline take."""
 
@@ -293,7 +304,7 @@ class LidarConfig(Config):
     post_process_params: PostProcessConfig = group(PostProcessConfig)
     input: InputConfig = group(InputConfig)
     bev: BevConfig = group(BevConfig)
-    diagnostics: DiagnosticsConfig = group(DiagnosticsConfig)
+    diagnostics: LidarDiagnosticsConfig = group(LidarDiagnosticsConfig)
 
     def check(self) -> None:
         """Refuse a number of score thresholds that is neither one nor one per class."""

@@ -4,9 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
+
+if TYPE_CHECKING:
+    from driveRT_ros.core.sparsity import SparsityReport
 
 NUSCENES_CLASSES = (
     "car",
@@ -112,6 +116,7 @@ class FrameReport:
         fingerprint: CRC-32 by stage of the bytes that define the result, where it was asked for.
         overflow: What was needed and what there was room for, by name, where a frame did not fit
             the buffers of the GPU engine (note ``engine_overflow``).
+        sparsity: How sparse the frame is and what that should cost, where it was asked for.
     """
 
     stage_ms: Mapping[str, float] = field(default_factory=dict)
@@ -122,6 +127,7 @@ class FrameReport:
     notes: tuple[str, ...] = ()
     fingerprint: Mapping[str, int] = field(default_factory=dict)
     overflow: Mapping[str, tuple[int, int]] = field(default_factory=dict)
+    sparsity: SparsityReport | None = None
 
 
 @dataclass(frozen=True)

@@ -18,6 +18,7 @@ from driveRT_ros.core.frame import Detections, FrameReport
 from driveRT_ros.core.front_end import FrontResult, make_front_end
 from driveRT_ros.core.ops import Ops
 from driveRT_ros.core.sparse_types import NUM_FEATURES, SparseTensor
+from driveRT_ros.core.sparsity import SparsityMonitor
 from driveRT_ros.core.stages import StageClock, device_named
 from driveRT_ros.models.voxelnext import VoxelNeXtWeights, untrained_weights
 
@@ -66,6 +67,7 @@ class LidarPipeline:
             raise ConfigError(f"'dtype' must be torch.float32 or torch.float64, got {dtype}.")
         self.config = config
         self.weights = weights
+        self._sparsity = SparsityMonitor(config)
         self.device = device_named(device)
         self.dtype = dtype
         self.ops = Ops.for_device(self.device)
@@ -100,6 +102,7 @@ class LidarPipeline:
         *,
         with_bev: bool = False,
         with_fingerprint: bool = False,
+        with_sparsity: bool = False,
     ) -> Detections:
         """Detect objects in one cloud.
 
@@ -108,6 +111,8 @@ class LidarPipeline:
                 0..255, time lag in seconds >= 0. N = 0 is an ordinary frame without objects.
             with_bev: Attach the bird's-eye-view layers.
             with_fingerprint: Put CRC-32 numbers into the report; copies every row to the host.
+            with_sparsity: Put the sparsity of the frame, with predicted and measured time, into
+                the report; builds every coordinate map once more.
 
         Returns:
             Boxes on the CPU in the frame of the points, with a full report. Their order is that of
@@ -144,6 +149,7 @@ class LidarPipeline:
             notes=self._notes(len(cloud), front, found),
             fingerprint=fingerprint,
             overflow=front.overflow,
+            sparsity=self._sparsity.look(front, clock.stage_ms) if with_sparsity else None,
         )
         return Detections(boxes, scores, labels, self.config.model.class_names, report, grid)
 

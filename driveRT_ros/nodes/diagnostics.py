@@ -7,8 +7,15 @@ from typing import Any
 from diagnostic_msgs.msg import DiagnosticStatus
 
 from driveRT_ros.core.config import LidarConfig
-from driveRT_ros.nodes.health import Health
-from driveRT_ros.nodes.status import input_status, model_status, named, processing_time
+from driveRT_ros.core.sparsity import SparsityReport
+from driveRT_ros.nodes.health import OK, Health
+from driveRT_ros.nodes.status import (
+    input_status,
+    make_status,
+    model_status,
+    named,
+    processing_time,
+)
 
 
 def statuses(
@@ -50,4 +57,29 @@ def statuses(
             input_status(health, now_s, "clouds"),
             model_status(health, weights, config.precision, capacity, plan_note),
         ]
+    if report.sparsity is not None:
+        found.append(sparsity_status(report.sparsity))
     return named(node_name, found, weights)
+
+
+def sparsity_status(found: SparsityReport) -> DiagnosticStatus:
+    """Return the sparsity of the last frame, and its predicted beside its measured time."""
+    values: dict[str, Any] = {
+        f"voxels.level{number}": rows for number, rows in enumerate(found.voxels_per_level, 1)
+    }
+    values |= {f"voxels.neighbours_{n}": rows for n, rows in enumerate(found.degree_histogram)}
+    values |= {
+        "distinct_masks": found.distinct_masks,
+        "tile_rows": found.tile_rows,
+        "tile_waste": found.tile_waste,
+        "leaves": found.leaves,
+        "leaf_filled": found.leaf_filled,
+        "layer_pairs": found.layer_pairs,
+        "measured_ms": found.measured_ms,
+    }
+    expected = "nothing to predict it from"
+    if found.predicted_ms is not None:
+        values |= {"predicted_ms": found.predicted_ms, "per_pair_ns": found.per_pair_ns}
+        expected = f"{found.predicted_ms:.1f} ms predicted"
+    message = f"The pipeline took {found.measured_ms:.1f} ms, {expected}."
+    return make_status("sparsity_status", OK, message, values)

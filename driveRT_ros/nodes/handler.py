@@ -119,7 +119,10 @@ class LidarHandler:
         sweeps_ms = watch.lap_ms()
         with_bev = not {"occupancy_grid", "grid_map"}.isdisjoint(wanted)
         found = self._pipeline.process(
-            points, with_bev=with_bev, with_fingerprint=FINGERPRINT in wanted
+            points,
+            with_bev=with_bev,
+            with_fingerprint=FINGERPRINT in wanted,
+            with_sparsity=self.config.diagnostics.sparsity,
         )
         process_ms = watch.lap_ms()
         messages = self._encode(cloud, found, points, wanted, item.T_ego_lidar)
