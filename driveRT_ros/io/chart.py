@@ -111,11 +111,11 @@ def draw_charts(
         x = _MARGIN + number % columns * (width + _GAP)
         y = top + number // columns * (height + _GAP)
         words += _draw_chart(canvas[y : y + height, x : x + width], chart, x, y)
-    for word, color, dashed in keys:
-        y = below + word.y
-        sample = np.array([[word.x - 30, y + 8], [word.x - 8, y + 8]])
+    for key, color, dashed in keys:
+        word = key._replace(y=below + key.y)
+        sample = np.array([[word.x - 30, word.y + 8], [word.x - 8, word.y + 8]])
         _draw_run(canvas, sample, color, dashed)
-        words.append(word._replace(y=y))
+        words.append(word)
     return write_words(canvas, words)
 
 
@@ -148,11 +148,10 @@ def _draw_chart(panel: Canvas, chart: Chart, x: int, y: int) -> list[Word]:
         row = round(float(chart.place(chart.x_range[0], value, size)[1]))
         plot[row] = LINE
         words.append(Word(x + _LEFT - 6, y + _TOP + row, f"{value:g}", 11, FAINT, "rm"))
-    names = dict(enumerate(chart.x_names))
-    for value in names or ticks(*chart.x_range):
+    places = range(len(chart.x_names)) if chart.x_names else ticks(*chart.x_range)
+    for value, text in zip(places, chart.x_names or [f"{v:g}" for v in places]):
         column = round(float(chart.place(value, chart.y_range[1], size)[0]))
         plot[:, column] = LINE
-        text = names.get(value, f"{value:g}") if names else f"{value:g}"
         words.append(Word(x + _LEFT + column, y + _TOP + size[1] + 6, text, 11, FAINT, "ma"))
     for line in chart.lines:
         _draw_line(plot, chart.place(line.x, line.y, size), line)
@@ -161,7 +160,7 @@ def _draw_chart(panel: Canvas, chart: Chart, x: int, y: int) -> list[Word]:
 
 
 def _draw_line(plot: Canvas, pixels: Points, line: Line) -> None:
-    finite = np.isfinite(pixels).all(axis=1)
+    finite = np.atleast_1d(np.isfinite(pixels).all(axis=1))
     runs = np.split(np.arange(len(pixels)), np.flatnonzero(np.diff(finite)) + 1)
     for run in (r for r in runs if len(r) and finite[r[0]]):
         _draw_run(plot, pixels[run], line.color, line.dashed)

@@ -152,27 +152,55 @@ def _levels(coords_zyx: np.ndarray):
         yield len(keys), found / max(len(keys), 1)
 
 
-def _points_per_object(frames: Sequence[SceneFrame]) -> dict[str, tuple[float | None, ...]]:
-    truths = [f.ground_truth for f in frames if f.ground_truth is not None]
-    if not truths:
-        return {}
-    boxes = np.concatenate([t.boxes.numpy() for t in truths])
-    labels = np.concatenate([t.labels.numpy() for t in truths])
-    count = np.concatenate([np.asarray(t.num_points) for t in truths])
-    away = np.digitize(np.hypot(boxes[:, 0], boxes[:, 1]), RANGE_EDGES_M) - 1
+def count_voxels(xyz: np.ndarray) -> int:
+    """Return how many voxels of the detector's grid hold a point of (N, 3)."""
+    return len(_voxels(xyz)[0])
+
+
+def median_points(
+    ranges_m: np.ndarray, labels: np.ndarray, counts: np.ndarray
+) -> dict[str, tuple[float | None, ...]]:
+    """Return class -> median points of an object that has any, between ``RANGE_EDGES_M``.
+
+    Args:
+        ranges_m: (M,) distance of each object from the sensor, on the ground.
+        labels: (M,) index into ``NUSCENES_CLASSES``.
+        counts: (M,) LiDAR points.
+    """
+    away = np.digitize(ranges_m, RANGE_EDGES_M) - 1
     out = {}
     for label, name in enumerate(NUSCENES_CLASSES):
         groups = [
-            count[(labels == label) & (away == k) & (count > 0)]
+            counts[(labels == label) & (away == k) & (counts > 0)]
             for k in range(len(RANGE_EDGES_M) - 1)
         ]
         out[name] = tuple(float(np.median(g)) if len(g) else None for g in groups)
     return out
 
 
+def far_intensity(xyz: np.ndarray, intensity: np.ndarray) -> np.ndarray:
+    """Return the intensity of points beyond 2.5 m: neither the own vehicle nor without return."""
+    return intensity[np.linalg.norm(xyz, axis=1) > _NEAR_M]
+
+
+def intensity_counts(values: np.ndarray) -> np.ndarray:
+    """Return (7,) how many values lie between ``INTENSITY_EDGES``."""
+    return np.histogram(values, INTENSITY_EDGES)[0]
+
+
+def _points_per_object(frames: Sequence[SceneFrame]) -> dict[str, tuple[float | None, ...]]:
+    truths = [f.ground_truth for f in frames if f.ground_truth is not None]
+    if not truths:
+        return {}
+    boxes = np.concatenate([t.boxes.numpy() for t in truths])
+    labels = np.concatenate([t.labels.numpy() for t in truths])
+    counts = np.concatenate([np.asarray(t.num_points) for t in truths])
+    return median_points(np.hypot(boxes[:, 0], boxes[:, 1]), labels, counts)
+
+
 def _intensity(frames: Sequence[SceneFrame]) -> tuple[float, ...]:
-    far = [f.points.intensity[np.linalg.norm(f.points.xyz, axis=1) > _NEAR_M] for f in frames]
-    counts = np.histogram(np.concatenate(far), INTENSITY_EDGES)[0] if far else np.zeros(1)
+    far = [far_intensity(f.points.xyz, f.points.intensity) for f in frames]
+    counts = intensity_counts(np.concatenate(far)) if far else np.zeros(1)
     return tuple((counts / max(counts.sum(), 1)).tolist())
 
 

@@ -3,13 +3,31 @@
 from __future__ import annotations
 
 import itertools
+import json
+import math
 
 import numpy as np
+import pytest
 
-from driveRT_ros.core.frame import PointBatch, SceneFrame
+from driveRT_ros.core.errors import ConfigError
+from driveRT_ros.core.frame import NUSCENES_CLASSES, PointBatch, SceneFrame
 from driveRT_ros.sim.config import SimConfig
+from driveRT_ros.sim.realism import (
+    Sample,
+    difference,
+    draw_samples,
+    real_sample,
+    simulated_sample,
+    tabled_sample,
+)
 from driveRT_ros.sim.simulate import simulate
-from driveRT_ros.sim.stats import REAL_INTENSITY, REAL_LEVELS, accumulate, scene_statistics
+from driveRT_ros.sim.stats import (
+    REAL_INTENSITY,
+    REAL_LEVELS,
+    REAL_POINTS,
+    accumulate,
+    scene_statistics,
+)
 
 SHAPE = (41, 1440, 1440)
 
@@ -92,3 +110,85 @@ def test_ten_simulated_sweeps_resemble_real_ones():
     assert cars[0] > 200 and cars[0] > cars[1] > cars[2] > cars[3] and cars[4] < 20
     text = str(ours)
     assert "real C" in text and "simulated" in text and "pedestrian" in text
+
+
+# ---- simulated frames beside real ones -----------------------------------------------------------
+
+
+def test_a_sample_of_one_drive_has_the_statistics_of_its_last_sweep():
+    config = SimConfig.from_dict({"lidar.num_azimuths": 180})
+    told = []
+    sample = simulated_sample(1, 4, config, lambda: told.append(1))
+    frames = list(simulate(SimConfig.from_dict({**config.to_dict(), "seed": 4, "num_sweeps": 10})))
+    whole, last = scene_statistics(frames), scene_statistics(frames[-1:])
+    assert len(told) == sample.frames == 1
+    assert sample.voxels == (whole.levels[0][0],)
+    assert sample.points == last.points_per_object
+    assert sample.intensity == pytest.approx(last.intensity)
+    assert sample.objects == int((frames[-1].ground_truth.num_points > 0).sum())
+
+
+def test_recorded_files_give_points_voxels_and_intensity(tmp_path):
+    far, near = (10.0, 0.0, 0.0, 20.0, 3.0), (1.0, 0.0, 0.0, 200.0, 3.0)
+    sweep = np.array([far, far, near, (0.0, 10.0, 0.0, 5.0, 0.0)], np.float32)
+    sweep.tofile(tmp_path / "n015__LIDAR_TOP__1.pcd.bin")
+    (tmp_path / "deep" / "multisweep_points").mkdir(parents=True)
+    sweep.astype(np.float16).tofile(tmp_path / "deep" / "multisweep_points" / "a.bin")
+    info = {
+        "gt_boxes": [[3.0, 4.0, 0, 1, 1, 1, 0], [0, 25.0, 0, 1, 1, 1, 0], [0, 6.0, 0, 1, 1, 1, 0]],
+        "gt_names": ["car", "ignore", "car"],
+        "num_lidar_pts": [30, 99, 10],
+    }
+    (tmp_path / "some_infos.json").write_text(json.dumps({"infos": [info]}))
+    sample = real_sample(tmp_path)
+    assert (sample.frames, sample.objects) == (2, 2)
+    assert sample.voxels == (3,)
+    assert sample.points["car"] == (20.0, None, None, None, None, None)
+    assert sample.intensity == pytest.approx((0, 1 / 3, 0, 2 / 3, 0, 0, 0))
+
+
+def test_folders_without_frames_and_broken_files_are_refused(tmp_path):
+    with pytest.raises(ConfigError, match="has no real frames"):
+        real_sample(tmp_path)
+    (tmp_path / "x_infos.json").write_text("[]")
+    with pytest.raises(ConfigError, match="x_infos.json' cannot be read"):
+        real_sample(tmp_path)
+    np.zeros(7, np.float32).tofile(tmp_path / "LIDAR_TOP.pcd.bin")
+    with pytest.raises(ConfigError, match="does not hold 5 float32"):
+        real_sample(tmp_path)
+
+
+def test_the_table_of_points_on_real_objects_is_what_the_same_code_counts(data_dir):
+    sample = real_sample(data_dir / "nuscenes")
+    for name, points in REAL_POINTS.items():
+        for ours, tabled in zip(sample.points[name], points):
+            assert tabled is None or ours == pytest.approx(tabled, rel=0.05), name
+    assert 100_000 < sample.voxels[0] < 110_000 and sample.frames >= 3
+
+
+def test_the_difference_of_samples_is_in_octaves_and_shares():
+    def bright(first):
+        return (first, 1 - first, 0, 0, 0, 0, 0)
+
+    points = dict.fromkeys(NUSCENES_CLASSES, (None,) * 6)
+    one = Sample("a", 1, 1, points | {"car": (8.0, 4.0, None, 1.0, None, None)}, (50,), bright(0.5))
+    two = Sample(
+        "b", 1, 1, points | {"car": (2.0, 1.0, 7.0, None, None, None)}, (100,), bright(0.2)
+    )
+    apart = difference(one, two)
+    assert apart["points_car"] == 2.0 and apart["voxels"] == -1.0
+    assert apart["intensity"] == pytest.approx(0.3) and apart["points_bus"] is None
+    assert difference(one, tabled_sample())["voxels"] == pytest.approx(math.log2(50 / 91_090))
+
+
+def test_both_samples_are_in_one_picture():
+    real = tabled_sample()
+    few = dict.fromkeys(NUSCENES_CLASSES, (100.0, 10.0, 1.0, None, None, None))
+    sample = Sample("few", 1, 30, few, (90_000,), REAL_INTENSITY)
+    picture = draw_samples(sample, real)
+    other = draw_samples(Sample("few", 1, 30, few, (120_000,), REAL_INTENSITY), real)
+    changed = np.nonzero((picture != other).any(axis=2))
+    # only the panel of voxels, the third of the last row of four, tells them apart
+    height, width = picture.shape[:2]
+    assert width / 2 < changed[1].min() and changed[1].max() < 3 * width / 4 + 10
+    assert changed[0].min() > height / 2

@@ -340,3 +340,16 @@ def truth_with_points(moment: Moment) -> Detections:
     truth = moment.frame.ground_truth
     keep = truth.num_points > 0
     return Detections(truth.boxes[keep], truth.scores[keep], truth.labels[keep])
+
+
+def test_the_command_draws_statistics_of_simulated_scenes_beside_real_ones(
+    tmp_path: Path, capsys
+) -> None:
+    out, scene = tmp_path / "out", tiny_scene(tmp_path)
+    options = ("--seed", 5, "--sim-config", scene, "--statistics", "--out", out)
+    assert drivert("eval", "--sim", 1, *options) == 0
+    tree = json.loads((out / "statistics.json").read_text())
+    assert tree["simulated"]["frames"] == 1 and tree["difference"]["intensity"] is not None
+    assert (out / "statistics.png").is_file() and "points_car" in capsys.readouterr().out
+    assert drivert("eval", "--kitti", "x", "--statistics") == 2
+    assert "add --sim N" in capsys.readouterr().err
