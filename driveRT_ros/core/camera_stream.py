@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+from collections import deque
 from dataclasses import dataclass, field, replace
+from statistics import median_low
 
 OK, LATE, MISSING, REJECTED = "ok", "late", "missing", "rejected"
 """States of a camera, see :class:`CameraStatus`."""
 
 PATIENCE = 2
 """After so many sets in a row without a sign of a camera, sets no longer wait for it."""
+STEPS = 7
+"""Times between images whose middle one is a camera's period: three lost images do not matter."""
 
 
 @dataclass
@@ -71,6 +75,7 @@ class CameraStream:
         last_seen_ns: When it arrived.
         newest_ns: Newest stamp in a set that has closed; None after a jump of time.
         absent: Sets in a row during which nothing arrived.
+        steps_ns: Last times from one stamp to the next.
     """
 
     counts: CameraCounts = field(default_factory=CameraCounts)
@@ -80,15 +85,23 @@ class CameraStream:
     last_seen_ns: int | None = None
     newest_ns: int | None = None
     absent: int = 0
+    steps_ns: deque[int] = field(default_factory=lambda: deque(maxlen=STEPS))
 
     @property
     def is_expected(self) -> bool:
         """Whether sets wait for this camera."""
         return self.absent < PATIENCE
 
+    @property
+    def period_ns(self) -> int | None:
+        """The usual time from one stamp to the next; None before the second."""
+        return median_low(self.steps_ns) if self.steps_ns else None
+
     def arrived(self, stamp_ns: int, now_ns: int, reason: str) -> None:
         """Take note of an image, with the reason if it is rejected."""
         self.counts.received += 1
+        if self.last_stamp_ns is not None and stamp_ns > self.last_stamp_ns:
+            self.steps_ns.append(stamp_ns - self.last_stamp_ns)
         self.last_stamp_ns, self.last_seen_ns, self.absent = stamp_ns, now_ns, 0
         if reason:
             self.counts.rejected += 1

@@ -100,7 +100,7 @@ class CameraSync(Generic[Item]):
         self._streams = {name: CameraStream() for name in self.cameras}
         self._open: list[_Slots[Item]] = []
         self._gone: deque[_Slots[Item]] = deque(maxlen=_REMEMBERED_SETS)
-        self._recent: deque[tuple[int, int]] = deque(maxlen=_REMEMBERED_SETS)  # start, span
+        self._recent_spans_ns: deque[int] = deque(maxlen=_REMEMBERED_SETS)
         self.jumps = 0
         """Times that a stream went back in time and started again."""
 
@@ -155,7 +155,7 @@ class CameraSync(Generic[Item]):
     def clear(self) -> None:
         """Forget images and stamps, as after a jump of time; counts stay."""
         self._open.clear()
-        self._forget_sets()
+        self._gone.clear()
         for stream in self._streams.values():
             stream.forget_time()
 
@@ -203,15 +203,11 @@ class CameraSync(Generic[Item]):
         self.jumps += 1
         ended = [slots for slots in self._open if slots.first_ns > limit_ns]
         ready = [out for slots in ended for out in self._close(slots)]
-        self._forget_sets()
+        self._gone.clear()
         for other in self._streams.values():  # the others will follow
             if other.last_stamp_ns is not None and other.last_stamp_ns > limit_ns:
                 other.forget_time()
         return ready
-
-    def _forget_sets(self) -> None:
-        self._gone.clear()
-        self._recent.clear()
 
     def _place(
         self, camera: str, stream: CameraStream, stamp_ns: int, now_ns: int, reason: str
@@ -251,14 +247,19 @@ class CameraSync(Generic[Item]):
         gap_ns, nearest = min(fitting, key=lambda pair: pair[0])
         if stamp_ns <= nearest.last_ns:
             return nearest
-        if len(self._recent) < 2:
+        period_ns = self._period_ns()
+        if not self._recent_spans_ns or period_ns is None:
             return nearest if nearest in self._open else None
-        starts_ns = sorted(start for start, _ in self._recent)
-        period_ns = median_low(b - a for a, b in zip(starts_ns, starts_ns[1:]))
-        usual_end_ns = nearest.first_ns + median_low(span for _, span in self._recent)
+        usual_end_ns = nearest.first_ns + median_low(self._recent_spans_ns)
         behind_ns = min(gap_ns, max(stamp_ns - usual_end_ns, 0))
         ahead_ns = max(nearest.first_ns + period_ns - stamp_ns, 0)
         return nearest if behind_ns <= ahead_ns else None
+
+    def _period_ns(self) -> int | None:
+        """Return the usual time between two images of a camera, None where no camera had two."""
+        periods = [s.period_ns for s in self._streams.values() if s.is_expected]
+        known = [period for period in periods if period is not None]
+        return median_low(known) if known else None
 
     def _is_complete(self, slots: _Slots[Item]) -> bool:
         return not any(self._may_come(name, slots) for name in self.cameras)
@@ -291,7 +292,7 @@ class CameraSync(Generic[Item]):
         ready: list[CameraSet[Item]] = []
         for older in [s for s in self._open if s.last_ns < slots.first_ns]:
             ready += self._close(older) if older in self._open else []
-        self._recent.append((slots.first_ns, slots.last_ns - slots.first_ns))
+        self._recent_spans_ns.append(slots.last_ns - slots.first_ns)
         return [*ready, self._finished(slots)]
 
     def _finished(self, slots: _Slots[Item]) -> CameraSet[Item]:

@@ -51,17 +51,57 @@ def test_six_cameras_make_one_set_a_turn_as_soon_as_the_last_image_is_there():
     assert sync.next_timeout_ns() is None
 
 
+@pytest.mark.parametrize("begin", range(6))
+def test_turns_do_not_mix_wherever_in_a_turn_the_stream_begins(begin):
+    """Nobody starts a node when the camera that fires first does; in a window that holds the end
+    of one turn and the begin of the next, sets of two turns would never come apart again."""
+    sync = rig()
+    out = [ready for _, ready in feed(sync, rig_stream(range(30))[begin:])]
+    assert all(is_whole(ready) for ready in out[2:]) and len(out) >= 29
+
+
+def test_no_image_fills_a_gap_of_another_turn():
+    rng = np.random.default_rng(3)
+    lost = [(c, k) for c in RIG for k in range(400) if rng.random() < 0.1]
+    arrivals = [
+        Arrival(a.camera, a.stamp_ms + int(rng.integers(-3, 4)), a.at_ms)
+        for a in rig_stream(range(400), without=lost)
+    ]
+    sync = rig()
+    out = [ready for _, ready in feed(sync, arrivals)] + sync.flush()
+    turns = [{cycle_of(ms + 10) for ms in ready.items.values()} for ready in out]
+    assert all(len(turn) == 1 for turn in turns)
+    assert sum(len(ready.items) for ready in out) >= 0.99 * len(arrivals)
+
+
+def test_at_twenty_turns_a_second_no_set_is_longer_than_a_turn():
+    """The gap between turns is then that between neighbours: what matters is no older image."""
+    phase_ms, period_ms = (0, 7, 14, 21, 30, 39), 50
+    how = {"phase_ms": phase_ms, "period_ms": period_ms}
+    out = [ready for _, ready in feed(rig(), rig_stream(range(100), **how))]
+    turns = [{cycle_of(ms, period_ms) for ms in ready.items.values()} for ready in out]
+    assert turns == [{k} for k in range(100)] and all(len(ready.items) == 6 for ready in out)
+
+    rng = np.random.default_rng(5)
+    lost = [(c, k) for c in RIG for k in range(400) if rng.random() < 0.05]
+    arrivals = rig_stream(range(400), without=lost, **how)
+    out = [ready for _, ready in feed(rig(), arrivals)]
+    assert all(ready.span_ns <= period_ms * MS for ready in out)
+    assert sum(len(ready.items) for ready in out) >= 0.99 * len(arrivals)
+
+
 def test_cameras_of_different_latency_are_paired_by_stamp_and_not_by_arrival():
     sync = rig()
     out = feed(sync, rig_stream(range(20), latency_ms=(110, 20, 95, 5, 120, 60)))
     assert len(out) == 20 and all(is_whole(ready) for _, ready in out)
 
 
-def test_one_lost_image_costs_one_slot_and_no_later_pair_is_shifted():
-    """The window is longer than the period, so the next image of the camera that fires first
-    would fit into the gap; taking it would leave that camera one turn behind for ever."""
+@pytest.mark.parametrize("window_s", (SyncConfig().window_s, 0.1))
+def test_one_lost_image_costs_one_slot_and_no_later_pair_is_shifted(window_s):
+    """In a window longer than the period, the next image of the camera that fires first would fit
+    into the gap; taking it would leave that camera one turn behind for ever."""
     for camera in RIG:
-        sync = rig()
+        sync = rig(window_s=window_s)
         out = feed(sync, rig_stream(range(20), without=[(camera, 8)]))
         sets = [ready for _, ready in out]
         assert [k for k, ready in enumerate(sets) if not is_whole(ready)] == [8]
@@ -260,7 +300,7 @@ def test_a_camera_with_another_clock_leaves_the_others_alone(offset_ms):
     assert status_of(sync, "FRONT", arrivals[-1].at_ms).state == "ok"
 
 
-def test_one_clock_that_is_set_back_costs_the_others_at_most_one_set():
+def test_one_clock_that_is_set_back_costs_the_others_a_few_sets_and_shifts_none():
     sync = rig()
     arrivals = [
         Arrival(a.camera, a.stamp_ms - 50_000 * (a.camera == "BACK" and a.at_ms > 3000), a.at_ms)
@@ -268,7 +308,8 @@ def test_one_clock_that_is_set_back_costs_the_others_at_most_one_set():
     ]
     out = feed(sync, arrivals)
     others = [c for c in RIG if c != "BACK"]
-    assert sum(all(c in ready.items for c in others) for _, ready in out) >= 98
+    assert sum(all(c in ready.items for c in others) for _, ready in out) >= 96
+    assert all(len({cycle_of(ms) for ms in r.items.values()}) == 1 for _, r in out[-70:])
 
 
 def test_random_losses_and_jitter_are_survived_without_wrong_pairs():

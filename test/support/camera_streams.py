@@ -29,6 +29,8 @@ def rig_stream(
     latency_ms: Sequence[int] = (30,) * 6,
     without: Sequence[tuple[str, int]] = (),
     dead: Sequence[str] = (),
+    phase_ms: Sequence[int] = PHASE_MS,
+    period_ms: int = PERIOD_MS,
 ) -> list[Arrival]:
     """Return the images of a six-camera rig, in order of arrival.
 
@@ -37,13 +39,15 @@ def rig_stream(
         latency_ms: From stamp to arrival by camera.
         without: Camera and turn of images that got lost.
         dead: Cameras that deliver nothing.
+        phase_ms: When in a turn each camera fires.
+        period_ms: Time of a turn.
     """
     arrivals = [
         Arrival(camera, stamp_ms, stamp_ms + late_ms)
         for cycle in cycles
-        for camera, phase_ms, late_ms in zip(RIG, PHASE_MS, latency_ms)
+        for camera, phase, late_ms in zip(RIG, phase_ms, latency_ms)
         if camera not in dead and (camera, cycle) not in without
-        for stamp_ms in (1000 + cycle * PERIOD_MS + phase_ms,)
+        for stamp_ms in (1000 + cycle * period_ms + phase,)
     ]
     return sorted(arrivals, key=lambda a: a.at_ms)
 
@@ -65,6 +69,6 @@ def feed(sync: CameraSync[int], arrivals: Iterable[Arrival], tick_ms: int = 5) -
     return out
 
 
-def cycle_of(stamp_ms: int) -> int:
+def cycle_of(stamp_ms: int, period_ms: int = PERIOD_MS) -> int:
     """Return the turn to which a stamp belongs."""
-    return (stamp_ms - 1000) // PERIOD_MS
+    return (stamp_ms - 1000) // period_ms
