@@ -12,12 +12,14 @@ from rich.table import Table
 
 from driveRT_ros import __version__
 from driveRT_ros.commands.common import console
+from driveRT_ros.core.errors import ConfigError
 
 HELP = "show versions, devices, ROS availability and the contents of a bag"
 EXAMPLES = """\
 examples:
   drivert info
   drivert info my_bag
+  drivert info my_bag --sparsity --frames 20     what explains the time that frames take
 """
 
 _MESSAGE_PACKAGES = (
@@ -35,14 +37,29 @@ _MESSAGE_PACKAGES = (
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the options of ``drivert info``."""
     parser.add_argument("bag", nargs="?", metavar="BAG", help="a rosbag2 folder or storage file")
+    group = parser.add_argument_group("sparsity")
+    group.add_argument(
+        "--sparsity", action="store_true", help="voxels, neighbours, tiles and leaves of its clouds"
+    )
+    group.add_argument("--topic", default="", help="the point cloud topic, if a bag has several")
+    group.add_argument(
+        "--frames", type=int, default=10, metavar="N", help="at most N clouds (default: 10)"
+    )
+    group.add_argument("--config", metavar="YAML", help="parameter file: grid and past sweeps")
 
 
 def execute(args: argparse.Namespace) -> int:
     """Run ``drivert info``."""
-    if args.bag:
-        _show_bag(args.bag)
-    else:
+    if args.sparsity and not args.bag:
+        raise ConfigError("Option --sparsity needs a bag.")
+    if not args.bag:
         _show_machine()
+        return 0
+    _show_bag(args.bag)
+    if args.sparsity:
+        from driveRT_ros.commands.bag_sparsity import show_sparsity
+
+        show_sparsity(args)
     return 0
 
 
