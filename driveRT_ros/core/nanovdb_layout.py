@@ -9,7 +9,7 @@ Sizes and offsets are facts of the format (NanoVDB.h of OpenVDB 10 to 13, ABI 32
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
@@ -341,3 +341,45 @@ def _check_nodes(header: GridHeader) -> None:
             f"The nodes of this grid end at byte {header.nodes_end}, the grid at byte "
             f"{header.size}; it is damaged."
         )
+
+
+def sequential(
+    layout: Layout,
+    node_counts: tuple[int, int, int],
+    table_size: int,
+    version: tuple[int, int, int],
+) -> GridHeader:
+    """Return where the parts of a new grid lie: one behind the other, without blind data.
+
+    Args:
+        layout: Of its nodes.
+        node_counts: Leaves, lower and upper nodes.
+        table_size: Tiles of the root.
+        version: Of the ABI.
+    """
+    upper = HEAD + layout.root.itemsize + table_size * layout.tile.itemsize
+    lower = upper + node_counts[2] * layout.upper.itemsize
+    leaf = lower + node_counts[1] * layout.lower.itemsize
+    return GridHeader(
+        version=version,
+        layout=layout,
+        size=leaf + node_counts[0] * layout.leaf.itemsize,
+        flags=HAS_BBOX | IS_BREADTH_FIRST,
+        node_offsets=(leaf, lower, upper, HEAD),
+        node_counts=node_counts,
+        table_size=table_size,
+        value_count=0,
+        checksum=(EMPTY_CHECKSUM, EMPTY_CHECKSUM),
+    )
+
+
+def converted(header: GridHeader, value: np.dtype) -> GridHeader:
+    """Return the header of the grid of values that an index grid becomes.
+
+    Args:
+        header: Of the index grid.
+        value: float32 or int32.
+    """
+    layout = FLOAT if value == FLOAT.value else INT32
+    made = sequential(layout, header.node_counts, header.table_size, header.version)
+    return replace(made, flags=header.flags & made.flags)

@@ -1,0 +1,208 @@
+"""Enqueue the operators on NanoVDB grids; nothing here waits for the GPU."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+
+import numpy as np
+import torch
+
+from driveRT_ros.core import nanovdb_layout as nvdb
+from driveRT_ros.core.cuda import Kernel
+from driveRT_ros.core.grid_types import STATS, GridStats
+from driveRT_ros.core.kernel_args import struct_value
+from driveRT_ros.core.nanovdb_layout import HEAD_FROM, GridHeader
+from driveRT_ros.core.reference.grid_ops import chunks, head_end
+
+WARPS, THREADS, LEAF_THREADS, UPPER_PARTS = 8, 128, 256, 8
+"""As in kernels/grid_ops_*.cu."""
+_POLYNOMIAL, _ONE = 0xEDB88320, 0x80000000
+_SHIFTS, _DIGITS = 6, 7
+_BLOCKS_PER_PROCESSOR = 6  # of the checksum: all that its registers let in, so one wave does it
+
+Run = Callable[..., None]
+"""Launches ``(stem, kernel, blocks, threads, *arguments)``."""
+
+
+# ---- checksum -----------------------------------------------------------------------------------
+
+
+def product(a: np.ndarray | int, b: np.ndarray | int) -> np.ndarray:
+    """Multiply polynomials over GF(2) modulo that of CRC-32; bit 31 is the coefficient of 1."""
+    a, b = np.asarray(a, np.uint32), np.asarray(b, np.uint32)
+    result = np.zeros(np.broadcast_shapes(a.shape, b.shape), np.uint32)
+    for bit in range(31, -1, -1):
+        result ^= np.where(a >> np.uint32(bit) & 1, b, np.uint32(0))
+        b = (b >> np.uint32(1)) ^ np.where(b & 1, np.uint32(_POLYNOMIAL), np.uint32(0))
+    return result
+
+
+@functools.cache
+def operators() -> tuple[np.ndarray, np.ndarray]:
+    """Return the operators that bring a register past zeros.
+
+    Returns:
+        (6, 7, 32) uint32: entry (k, d, e) is e shifted left by 5 d bits, past 2**k words; and (32,)
+        uint32: x to the power 32 * 2**k, the product with which brings a register past 2**k words.
+    """
+    powers = [product(_ONE >> 1, 1)]  # x times x^31
+    while len(powers) < 32:
+        powers.append(product(powers[-1], powers[-1]))
+    entries = (
+        np.arange(32, dtype=np.uint64)[None] << (5 * np.arange(_DIGITS, dtype=np.uint64))[:, None]
+    )
+    digits = (entries & 0xFFFFFFFF).astype(np.uint32)
+    return np.stack([product(digits, power) for power in powers[:_SHIFTS]]), np.array(powers)
+
+
+@functools.cache
+def _operators_on(device: torch.device) -> tuple[torch.Tensor, torch.Tensor]:
+    tables, powers = (torch.from_numpy(part.view(np.int32)) for part in operators())
+    return tables.contiguous().to(device), powers.to(device)
+
+
+def checksum(
+    grid: torch.Tensor, header: GridHeader, run: Run | None = None, resident: int = 0
+) -> torch.Tensor:
+    """Enqueue the checksum of a grid.
+
+    Args:
+        grid: (bytes,) uint8, aligned to 16 bytes.
+        header: Of the grid.
+        run: Launches a kernel; by default on the device of the grid.
+        resident: Blocks that run at once; as many as the device holds by default.
+
+    Returns:
+        (2,) int32: the bits of head and tail.
+    """
+    run = run or _launcher(grid.device)
+    runs = [part for part in chunks(header) if part[2]]
+    total = sum(count for _, _, count in runs)
+    out = torch.full((2,), -1 if total else 0, dtype=torch.int32, device=grid.device)
+    tables, powers = _operators_on(grid.device)
+    resident = resident or _resident(grid.device)
+    head, before = head_end(header) - HEAD_FROM, 0
+    for begin, size, count in runs or [(0, nvdb.HEAD, 0)]:
+        rounds = -(-count // (WARPS * resident)) or 1
+        blocks = -(-count // (WARPS * rounds))
+        end = header.size if header.checksum_of_blocks else begin + size * count
+        fields = {
+            **{"grid": grid, "tables": tables, "powers": powers, "begin": begin, "end": end},
+            **{"chunk_bytes": size, "chunks": count, "rounds": rounds, "chunks_before": before},
+            **{"chunks_after": total - before - count, "head_begin": HEAD_FROM},
+            **{"head_bytes": 0 if before else head, "out": out},
+        }
+        value = struct_value("grid_ops_checksum.cu", "Checksum", fields)
+        blocks += 0 if before else 1
+        run("grid_ops_checksum", "crc_chunks", blocks, 32 * WARPS, value, dependent=before > 0)
+        before += count
+    return out
+
+
+# ---- statistics ---------------------------------------------------------------------------------
+
+
+def grid_stats(
+    grid: torch.Tensor,
+    header: GridHeader,
+    *,
+    moments: bool = True,
+    write: bool = False,
+    run: Run | None = None,
+) -> GridStats:
+    """Enqueue the statistics of every node.
+
+    Args:
+        grid: (bytes,) uint8, aligned to 16 bytes, of float or int32 values.
+        header: Of the grid.
+        moments: Compute means and deviations, too.
+        write: Write the statistics into the nodes.
+        run: Launches a kernel; by default on the device of the grid.
+    """
+    run = run or _launcher(grid.device)
+    leaves, lowers, uppers = header.node_counts
+    total = leaves + lowers + uppers + 1
+    records = torch.empty((total, STATS.itemsize), dtype=torch.uint8, device=grid.device)
+    fields = {
+        **{"grid": grid, "records": records, "is_float": int(header.layout is nvdb.FLOAT)},
+        **dict(zip(("leaf", "lower", "upper"), header.node_offsets)),
+        **{"leaves": leaves, "lowers": lowers, "uppers": uppers, "tiles": header.table_size},
+        **{"moments": int(moments), "write": int(write)},
+    }
+    value = struct_value("grid_ops_stats.cu", "GridStats", fields)
+    per_block = LEAF_THREADS // 32
+    for i, (name, blocks, threads) in enumerate((
+        ("leaf_stats", -(-leaves // per_block), LEAF_THREADS),
+        ("lower_stats", lowers, THREADS),
+        ("upper_stats", uppers, THREADS),
+        ("root_stats", 1, THREADS),
+    )):  # fmt: skip
+        if blocks:
+            run("grid_ops_stats", name, blocks, threads, value, dependent=i > 0 and leaves > 0)
+    begin = nvdb.HEAD + header.layout.root.fields["background"][1]  # type: ignore[index]
+    return GridStats(records, grid[begin : begin + 4], header)
+
+
+# ---- index to grid ------------------------------------------------------------------------------
+
+
+def index_to_grid(
+    grid: torch.Tensor,
+    header: GridHeader,
+    values: torch.Tensor,
+    grid_class: int,
+    out: torch.Tensor,
+    run: Run | None = None,
+) -> None:
+    """Enqueue the conversion of an index grid and its values into a grid of values.
+
+    Args:
+        grid: (bytes,) uint8, aligned to 16 bytes, an index grid.
+        header: Of the grid.
+        values: (value count,) float32 or int32, contiguous; the first is the background.
+        grid_class: Class of the result.
+        out: (bytes of the result,) uint8, aligned to 16 bytes; every byte is written.
+        run: Launches a kernel; by default on the device of the grid.
+    """
+    run = run or _launcher(grid.device)
+    dtype = np.dtype(np.float32 if values.dtype == torch.float32 else np.int32)
+    made = nvdb.converted(header, dtype)
+    leaves, lowers, uppers = header.node_counts
+    fields = {
+        **{"source": grid, "out": out, "values": values, "value_count": len(values)},
+        **dict(zip(("leaf_in", "lower_in", "upper_in"), header.node_offsets)),
+        **dict(zip(("leaf_out", "lower_out", "upper_out"), made.node_offsets)),
+        **{"size": made.size, "leaves": leaves, "lowers": lowers, "uppers": uppers},
+        **{"tiles": header.table_size, "flags": made.flags, "grid_class": grid_class},
+        **{"grid_type": made.layout.grid_type},
+    }
+    value = struct_value("grid_ops_index.cu", "IndexToGrid", fields)
+    blocks = 1 + UPPER_PARTS * uppers + lowers + -(-leaves // (LEAF_THREADS // 32))
+    run("grid_ops_index", "index_to_grid", blocks, LEAF_THREADS, value, dependent=False)
+
+
+# ---- launches -----------------------------------------------------------------------------------
+
+
+@functools.cache
+def _resident(device: torch.device) -> int:
+    """Return how many blocks of the checksum a device runs at once."""
+    properties = torch.cuda.get_device_properties(device)
+    by_threads = properties.max_threads_per_multi_processor // (32 * WARPS)
+    return properties.multi_processor_count * min(_BLOCKS_PER_PROCESSOR, by_threads)
+
+
+@functools.cache
+def _kernel(stem: str, name: str, device: torch.device) -> Kernel:
+    return Kernel(stem, name, device=device)
+
+
+def _launcher(device: torch.device) -> Run:
+    def run(
+        stem: str, name: str, grid: int, block: int, *args: object, dependent: bool = False
+    ) -> None:
+        # Not dependent: the first kernel here, behind what torch launched.
+        _kernel(stem, name, device).bind(grid, block, *args, dependent=dependent)()
+
+    return run

@@ -1,0 +1,325 @@
+// Statistics of the active values of a NanoVDB grid of float32 or int32, for each node and the grid.
+//
+//   leaf_stats    a warp a leaf
+//   lower_stats   a block a lower node, over the records of its leaves and its active tiles
+//   upper_stats   the same one level up
+//   root_stats    one block over the tiles of the root
+//
+// Every node owns a record, so a node without children writes its own too. The order of every sum is
+// fixed and each operation rounded by itself, as core/reference/grid_stats.py says: the records are
+// its records bit by bit. Values that are not numbers are counted apart. Extremes are compared as
+// integers that are ordered as the values are; -0 is less than +0.
+//
+// With `write` the nodes get their statistics and boxes too. A node without active values gets the
+// background and keeps its box, which also says where it lies.
+//
+// Estimate: the leaves are read once, 2144 bytes each, and 64 bytes a node are written and read again;
+// the rest is small. Float64 adds 3 operations a voxel: on chips with few such units `moments` = 0
+// leaves means and deviations out. Not measured yet.
+#include "grid_ops.cuh"
+
+#define LEAF_THREADS 256
+#define THREADS 128
+#define LEAF_BYTES 2144
+#define ROOT_BYTES 64
+#define NONE_LEAST 0x7fffffff
+#define NONE_MOST (-0x7fffffff - 1)
+
+struct GridStats {
+    u32* grid;
+    u64 leaf, lower, upper;  // bytes where nodes begin
+    u32 leaves, lowers, uppers, tiles;
+    u64* records;  // of leaves, lower nodes, upper nodes, the grid
+    int is_float, moments, write;
+};
+
+struct __align__(16) Stats {  // 64 bytes: STATS of core/grid_types.py
+    u64 count, nans;
+    double mean, m2;
+    int least, most;
+    int first[3], last[3];
+};
+
+__device__ __forceinline__ Stats nothing() {
+    Stats s;
+    s.count = s.nans = 0;
+    s.mean = s.m2 = 0.;
+    s.least = NONE_LEAST;
+    s.most = NONE_MOST;
+    for (int a = 0; a < 3; ++a) s.first[a] = NONE_LEAST, s.last[a] = NONE_MOST;
+    return s;
+}
+__device__ __forceinline__ bool is_number(const GridStats& m, u32 bits) {
+    return !m.is_float || (bits & 0x7fffffffu) <= 0x7f800000u;
+}
+__device__ __forceinline__ int key_of(const GridStats& m, u32 bits) {
+    const int key = static_cast<int>(bits);
+    return m.is_float ? key ^ (key >> 31 & 0x7fffffff) : key;
+}
+__device__ __forceinline__ u32 bits_of(const GridStats& m, int key) {
+    return static_cast<u32>(key_of(m, static_cast<u32>(key)));
+}
+__device__ __forceinline__ double number_of(const GridStats& m, u32 bits) {
+    return m.is_float ? static_cast<double>(__uint_as_float(bits)) : static_cast<double>(static_cast<int>(bits));
+}
+
+// A result that is not a number has the same bits everywhere.
+__device__ __forceinline__ double one_nan(double v) { return v != v ? fabs(v) : v; }
+__device__ __forceinline__ u32 float_bits(double v) { return v != v ? 0x7fc00000u : __float_as_uint(static_cast<float>(v)); }
+
+// Chan, Golub and LeVeque: the statistics of both.
+__device__ __forceinline__ Stats merge(const GridStats& m, const Stats& a, const Stats& b) {
+    Stats s;
+    s.count = a.count + b.count;
+    s.nans = a.nans + b.nans;
+    s.mean = a.count ? a.mean : b.mean;
+    s.m2 = a.count ? a.m2 : b.m2;
+    if (m.moments && a.count && b.count) {
+        const double share = __ddiv_rn(static_cast<double>(b.count), static_cast<double>(s.count));
+        const double delta = __dsub_rn(b.mean, a.mean);
+        const double weight = __dmul_rn(static_cast<double>(a.count), share);
+        s.mean = one_nan(__dadd_rn(a.mean, __dmul_rn(delta, share)));
+        s.m2 = one_nan(__dadd_rn(__dadd_rn(a.m2, b.m2), __dmul_rn(__dmul_rn(delta, delta), weight)));
+    }
+    s.least = min(a.least, b.least);
+    s.most = max(a.most, b.most);
+#pragma unroll
+    for (int i = 0; i < 3; ++i) {
+        s.first[i] = min(a.first[i], b.first[i]);
+        s.last[i] = max(a.last[i], b.last[i]);
+    }
+    return s;
+}
+
+// An active tile: edge^3 voxels of one value.
+__device__ __forceinline__ Stats tile_stats(const GridStats& m, u32 bits, const int* origin, int edge) {
+    Stats s = nothing();
+    const u64 voxels = static_cast<u64>(edge) * edge * edge;
+    if (is_number(m, bits)) {
+        s.count = voxels;
+        s.mean = m.moments ? number_of(m, bits) : 0.;
+        s.least = s.most = key_of(m, bits);
+    } else {
+        s.nans = voxels;
+    }
+    for (int a = 0; a < 3; ++a) s.first[a] = origin[a], s.last[a] = origin[a] + edge - 1;
+    return s;
+}
+
+__device__ __forceinline__ u32 background(const GridStats& m) { return m.grid[HEAD_BYTES / 4 + 7]; }
+
+// Least, most, mean, deviation, as nodes hold them.
+__device__ __forceinline__ void write_stats(const GridStats& m, const Stats& s, u32* to) {
+    const u32 none = background(m);
+    to[0] = s.count ? bits_of(m, s.least) : none;
+    to[1] = s.count ? bits_of(m, s.most) : none;
+    if (!m.moments) return;
+    const double variance = s.count ? __ddiv_rn(s.m2, static_cast<double>(s.count)) : 0.;
+    to[2] = float_bits(s.count ? s.mean : number_of(m, none));
+    to[3] = float_bits(sqrt(variance));
+}
+
+__device__ __forceinline__ Stats* record(const GridStats& m, u64 slot) {
+    return reinterpret_cast<Stats*>(m.records) + slot;
+}
+
+// ---- leaves -----------------------------------------------------------------------------------------
+
+__device__ __forceinline__ double warp_sum(double v) {
+    for (int d = 16; d; d /= 2) v = __dadd_rn(v, __shfl_xor_sync(0xffffffffu, v, d));
+    return v;
+}
+
+// The box of a leaf from its mask: lane l < 16 holds word l, of x = l / 2 and y of 4 (l % 2) to 3 more.
+__device__ __forceinline__ void leaf_box(u32 word, const int* origin, Stats* s) {
+    const u32 lines = __ballot_sync(0xffffffffu, word != 0);
+    u32 half = word;
+    for (int d = 2; d < 16; d *= 2) half |= __shfl_xor_sync(0xffffffffu, half, d);
+    const u32 low = __shfl_sync(0xffffffffu, half, 0), high = __shfl_sync(0xffffffffu, half, 1);
+    if (!lines) return;
+    u32 z = low | high;
+    z = (z | z >> 8 | z >> 16 | z >> 24) & 255;
+    s->first[0] = origin[0] + (__ffs(lines) - 1) / 2;
+    s->last[0] = origin[0] + (31 - __clz(lines)) / 2;
+    s->first[1] = origin[1] + (low ? (__ffs(low) - 1) / 8 : 4 + (__ffs(high) - 1) / 8);
+    s->last[1] = origin[1] + (high ? 4 + (31 - __clz(high)) / 8 : (31 - __clz(low)) / 8);
+    s->first[2] = origin[2] + __ffs(z) - 1;
+    s->last[2] = origin[2] + 31 - __clz(z);
+}
+
+__device__ __forceinline__ void write_leaf(const GridStats& m, const Stats& s, u32* leaf) {
+    const bool some = s.first[0] <= s.last[0];
+    u32 packed = leaf[3] & 0x00ffffffu, flags = leaf[3] >> 24 & ~2u;
+    if (some) {
+        for (int a = 0; a < 3; ++a) leaf[a] = s.first[a];
+        packed = (s.last[0] - s.first[0]) | (s.last[1] - s.first[1]) << 8 | (s.last[2] - s.first[2]) << 16;
+        flags |= 2u;
+    }
+    leaf[3] = packed | flags << 24;
+    write_stats(m, s, leaf + 20);
+}
+
+extern "C" __global__ void __launch_bounds__(LEAF_THREADS) leaf_stats(const GridStats m) {
+    begin_dependent();
+    const int lane = threadIdx.x & 31;
+    const u32 i = blockIdx.x * (LEAF_THREADS / 32) + threadIdx.x / 32;
+    if (i >= m.leaves) return;
+    u32* leaf = at_byte<u32>(m.grid, m.leaf + static_cast<u64>(i) * LEAF_BYTES);
+    const u32 word = lane < 16 ? leaf[4 + lane] : 0u;
+    u32 bits[16], numbers = 0;
+#pragma unroll
+    for (int k = 0; k < 16; ++k) bits[k] = leaf[24 + 32 * k + lane];
+    Stats s = nothing();
+#pragma unroll
+    for (int k = 0; k < 16; ++k) {
+        const bool active = __shfl_sync(0xffffffffu, word, k) >> lane & 1;
+        const bool number = active && is_number(m, bits[k]);
+        const int key = key_of(m, bits[k]);
+        s.least = number ? min(s.least, key) : s.least;
+        s.most = number ? max(s.most, key) : s.most;
+        s.count += __popc(__ballot_sync(0xffffffffu, number));
+        s.nans += __popc(__ballot_sync(0xffffffffu, active && !number));
+        numbers |= static_cast<u32>(number) << k;
+    }
+    for (int d = 16; d; d /= 2) {
+        s.least = min(s.least, __shfl_xor_sync(0xffffffffu, s.least, d));
+        s.most = max(s.most, __shfl_xor_sync(0xffffffffu, s.most, d));
+    }
+    if (m.moments && s.count) {  // the same in all lanes
+        double sum = 0.;
+#pragma unroll
+        for (int k = 0; k < 16; ++k)
+            if (numbers >> k & 1) sum = __dadd_rn(sum, number_of(m, bits[k]));
+        s.mean = one_nan(__ddiv_rn(warp_sum(sum), static_cast<double>(s.count)));
+        sum = 0.;
+#pragma unroll
+        for (int k = 0; k < 16; ++k) {
+            const double away = __dsub_rn(number_of(m, bits[k]), s.mean);
+            if (numbers >> k & 1) sum = __dadd_rn(sum, __dmul_rn(away, away));
+        }
+        s.m2 = one_nan(warp_sum(sum));
+    }
+    int origin[3];
+    for (int a = 0; a < 3; ++a) origin[a] = static_cast<int>(leaf[a]) & ~7;
+    leaf_box(word, origin, &s);
+    __syncwarp();  // all lanes have read the place of the leaf
+    if (lane) return;
+    *record(m, i) = s;
+    if (m.write) write_leaf(m, s, leaf);
+}
+
+// ---- internal nodes and the root --------------------------------------------------------------------
+
+// Merges what the threads of a block hold, in pairs 64, 32, ..., 1 apart; the result is thread 0's.
+__device__ __forceinline__ Stats merge_block(const GridStats& m, const Stats& mine) {
+    __shared__ Stats shared_stats[THREADS];
+    shared_stats[threadIdx.x] = mine;
+    __syncthreads();
+    for (int half = THREADS / 2; half; half /= 2) {
+        if (threadIdx.x < half)
+            shared_stats[threadIdx.x] = merge(m, shared_stats[threadIdx.x], shared_stats[threadIdx.x + half]);
+        __syncthreads();
+    }
+    return shared_stats[0];
+}
+
+// Thread t merges the entries t, t + 128, ... Words of the masks are read 32 steps at a time, so that
+// empty ones cost nothing.
+template <int SLOTS, int BYTES, int CHILD_BYTES, int EDGE>
+__device__ __forceinline__ void node_stats(const GridStats& m, u64 nodes, u64 children, u32 first_child_slot,
+                                           u32 own_slot) {
+    constexpr int MASK = SLOTS / 8, STEPS = SLOTS / THREADS, SIDE = SLOTS == LOWER_SLOTS ? 16 : 32;
+    const int lane = threadIdx.x & 31, warp = threadIdx.x >> 5;
+    const u64 begin = nodes + static_cast<u64>(blockIdx.x) * BYTES;
+    u32* node = at_byte<u32>(m.grid, begin);
+    const u64* table = at_byte<u64>(node, BYTES - 8 * SLOTS);
+    int origin[3];
+    for (int a = 0; a < 3; ++a) origin[a] = static_cast<int>(node[a]) & ~(SIDE * EDGE - 1);
+    Stats mine = nothing();
+    for (int step = 0; step < STEPS; step += 32) {
+        const int at = (step + lane) * (THREADS / 32) + warp;
+        const u32 child = node[(32 + MASK) / 4 + at], value = node[32 / 4 + at] & ~child;
+        u32 todo = __ballot_sync(0xffffffffu, (child | value) != 0);
+        while (todo) {
+            const int from = __ffs(todo) - 1;
+            todo &= todo - 1;
+            const u32 children_here = __shfl_sync(0xffffffffu, child, from);
+            const u32 values_here = __shfl_sync(0xffffffffu, value, from);
+            const int i = (step + from) * THREADS + threadIdx.x;
+            if (children_here >> lane & 1) {
+                const u64 number = (begin + table[i] - children) / CHILD_BYTES;
+                mine = merge(m, mine, *record(m, first_child_slot + number));
+            } else if (values_here >> lane & 1) {
+                const int x = i / (SIDE * SIDE), y = i / SIDE % SIDE, z = i % SIDE;
+                const int corner[3] = {origin[0] + x * EDGE, origin[1] + y * EDGE, origin[2] + z * EDGE};
+                mine = merge(m, mine, tile_stats(m, static_cast<u32>(table[i]), corner, EDGE));
+            }
+        }
+    }
+    const Stats s = merge_block(m, mine);
+    if (threadIdx.x) return;
+    *record(m, own_slot + blockIdx.x) = s;
+    if (!m.write) return;
+    if (s.first[0] <= s.last[0])
+        for (int a = 0; a < 3; ++a) node[a] = s.first[a], node[3 + a] = s.last[a];
+    write_stats(m, s, node + (32 + 2 * MASK) / 4);
+}
+
+extern "C" __global__ void __launch_bounds__(THREADS) lower_stats(const GridStats m) {
+    begin_dependent();
+    node_stats<LOWER_SLOTS, LOWER_BYTES, LEAF_BYTES, 8>(m, m.lower, m.leaf, 0, m.leaves);
+}
+
+extern "C" __global__ void __launch_bounds__(THREADS) upper_stats(const GridStats m) {
+    begin_dependent();
+    node_stats<UPPER_SLOTS, UPPER_BYTES, LOWER_BYTES, 128>(m, m.upper, m.lower, m.leaves, m.leaves + m.lowers);
+}
+
+// The box around the eight corners of the voxels of a box, by the map of the grid.
+__device__ __forceinline__ void write_world_box(const GridStats& m, const Stats& s) {
+    const double* matrix = at_byte<double>(m.grid, 296 + 88);
+    const double* translation = at_byte<double>(m.grid, 296 + 232);
+    double* box = at_byte<double>(m.grid, 560);
+    const bool some = s.first[0] <= s.last[0];
+    for (int row = 0; row < 3; ++row) {
+        const double* r = matrix + 3 * row;
+        double low = 0., high = 0.;
+        for (int corner = 0; some && corner < 8; ++corner) {
+            const double x = corner & 4 ? s.last[0] + 1. : s.first[0];
+            const double y = corner & 2 ? s.last[1] + 1. : s.first[1];
+            const double z = corner & 1 ? s.last[2] + 1. : s.first[2];
+            double at = __dadd_rn(__dmul_rn(r[0], x), __dmul_rn(r[1], y));
+            at = __dadd_rn(__dadd_rn(at, __dmul_rn(r[2], z)), translation[row]);
+            low = corner && low < at ? low : at;
+            high = corner && high > at ? high : at;
+        }
+        box[row] = low;
+        box[3 + row] = high;
+    }
+}
+
+extern "C" __global__ void __launch_bounds__(THREADS) root_stats(const GridStats m) {
+    begin_dependent();
+    u32* root = at_byte<u32>(m.grid, HEAD_BYTES);
+    Stats mine = nothing();
+    for (u32 i = threadIdx.x; i < m.tiles; i += THREADS) {
+        const u32* tile = at_byte<u32>(root, ROOT_BYTES + static_cast<u64>(i) * TILE_BYTES);
+        const u64 key = *at_byte<u64>(tile, 0), child = *at_byte<u64>(tile, 8);
+        if (child) {
+            const u64 number = (HEAD_BYTES + child - m.upper) / UPPER_BYTES;
+            mine = merge(m, mine, *record(m, m.leaves + m.lowers + number));
+        } else if (tile[4]) {
+            int origin[3];  // 21 bits an axis, x first
+            for (int a = 0; a < 3; ++a) origin[a] = static_cast<int>(static_cast<u32>(key >> (42 - 21 * a) & 0x1fffff) << 12);
+            mine = merge(m, mine, tile_stats(m, tile[5], origin, 4096));
+        }
+    }
+    const Stats s = merge_block(m, mine);
+    if (threadIdx.x) return;
+    *record(m, m.leaves + m.lowers + m.uppers) = s;
+    if (!m.write) return;
+    for (int a = 0; a < 3; ++a) root[a] = s.first[a], root[3 + a] = s.last[a];
+    write_stats(m, s, root + 8);
+    m.grid[5] |= m.moments ? 2 | 4 | 8 | 16 : 2 | 4;
+    write_world_box(m, s);
+}

@@ -1,0 +1,257 @@
+"""Kernels on NanoVDB grids give the bits of the reference, and those of zlib."""
+
+from __future__ import annotations
+
+import functools
+import math
+import zlib
+
+import numpy as np
+import pytest
+import torch
+
+from driveRT_ros.core import grid_ops
+from driveRT_ros.core.gpu import grid_ops as gpu
+from driveRT_ros.core.nanovdb_layout import FLOAT, INT32, ON_INDEX, converted, read_header
+from driveRT_ros.core.reference import grid_ops as reference
+from driveRT_ros.core.reference import grid_stats as reference_stats
+from test.core.test_grid_ops import TAILS, padded
+from test.support.launch import SENTINEL, Buffers
+from test.support.nvdb_files import real_grids
+from test.support.nvdb_grids import KINDS, Sketch, blob, dense_leaf, mixed
+
+
+def runner(backend):
+    def run(stem, name, blocks, threads, *args, dependent=False):
+        backend.launch(stem, name, blocks, threads, *args)
+
+    return run
+
+
+def on_device(backend, grid):
+    """Return a grid with bytes behind it that nobody may write."""
+    buffers = Buffers(backend.device)
+    tensor = buffers.new(len(grid), dtype=torch.uint8)
+    tensor.copy_(torch.as_tensor(grid))
+    return tensor, buffers
+
+
+# ---- checksum -----------------------------------------------------------------------------------
+
+
+def checksum(backend, grid, resident=8):
+    tensor, buffers = on_device(backend, grid)
+    header = read_header(np.asarray(grid))
+    bits = gpu.checksum(tensor, header, runner(backend), resident)
+    assert buffers.intact() and torch.equal(tensor.cpu(), torch.as_tensor(grid))
+    return tuple(int(v) & 0xFFFFFFFF for v in bits.tolist())
+
+
+def test_products_bring_a_register_past_zeros():
+    tables, powers = gpu.operators()
+    assert tables.shape == (6, 7, 32) and powers.shape == (32,)
+    register = 0x12345678
+    for k in range(6):
+        # zlib begins with all ones and ends with their complement: two sums cancel both.
+        zeros = bytes(4 * 2**k)
+        word = register.to_bytes(4, "little")
+        linear = zlib.crc32(word + zeros[4:]) ^ zlib.crc32(zeros)
+        digits = [register >> 5 * d & 31 for d in range(7)]
+        looked_up = functools.reduce(
+            int.__xor__, (int(tables[k, d, e]) for d, e in enumerate(digits))
+        )
+        assert int(gpu.product(register, powers[k])) == looked_up == linear
+
+
+@pytest.mark.parametrize("tail", TAILS)
+def test_checksums_of_any_length_equal_zlib(backend, tail):
+    grid = padded(tail, seed=tail).numpy()
+    assert checksum(backend, grid) == reference.checksum(grid, read_header(grid))
+
+
+@pytest.mark.parametrize("blocks", [7, 8, 9, 63, 64, 65, 129, 200])
+def test_any_number_of_chunks_folds_to_the_same_checksum(backend, blocks):
+    # A block takes 8 chunks a round: one round, a ragged one, several rounds.
+    grid = padded(4096 * blocks + 32, seed=blocks).numpy()
+    expected = reference.checksum(grid, read_header(grid))
+    for resident in (1, 3, 8):
+        assert checksum(backend, grid, resident) == expected
+
+
+def test_checksums_of_nodes_fold_over_three_launches(backend):
+    grid = mixed().grid(version=(32, 3, 3))
+    assert checksum(backend, grid) == reference.checksum(grid, read_header(grid))
+
+
+def test_checksums_do_not_depend_on_the_schedule(backend):
+    backend.resident = 3
+    grid = padded(4096 * 40 + 96).numpy()
+    expected = reference.checksum(grid, read_header(grid))
+    for _ in backend.repeats():
+        assert checksum(backend, grid) == expected
+
+
+# ---- statistics ---------------------------------------------------------------------------------
+
+
+def broken_leaf():
+    """Return a leaf with everything that is not plain."""
+    rng = np.random.default_rng(4)
+    values = rng.normal(size=512).astype(np.float32)
+    values[rng.choice(512, 40, replace=False)] = np.nan
+    values[[3, 70, 200]] = -0.0, 0.0, 1e-42
+    return dense_leaf(values.tolist())
+
+
+SKETCHES = {
+    "nothing": (Sketch(background=3.0), FLOAT),
+    "bare nodes": (Sketch(bare=mixed().bare, background=-2.0), FLOAT),
+    "mixed": (mixed(), FLOAT),
+    "integers": (mixed(whole=True), INT32),
+    "broken": (broken_leaf(), FLOAT),
+    "no number at all": (dense_leaf([math.nan] * 512), FLOAT),
+    "infinite": (Sketch(dict(zip(blob(40), [math.inf, -math.inf, 1.0] * 14))), FLOAT),
+    "overflow": (Sketch(dict.fromkeys(blob(40), 3e38), background=1e-40), FLOAT),
+    "tiles alone": (Sketch(tiles=[(3, (4096 * i, 0, 0), i / 3) for i in range(150)]), FLOAT),
+    "one voxel": (Sketch({(-1, -1, -1): 2.0}), FLOAT),
+}
+
+
+def stats(backend, grid, **how):
+    tensor, buffers = on_device(backend, grid)
+    found = gpu.grid_stats(tensor, read_header(grid), run=runner(backend), **how)
+    assert buffers.intact()
+    return found, tensor.cpu().numpy()
+
+
+@pytest.mark.parametrize("name", SKETCHES)
+def test_statistics_are_those_of_the_reference_bit_by_bit(backend, name):
+    sketch, layout = SKETCHES[name]
+    grid = sketch.grid(layout)
+    header = read_header(grid)
+    expected = reference_stats.grid_stats(grid, header)
+    found, after = stats(backend, grid)
+    assert found.host().tobytes() == expected.tobytes()
+    np.testing.assert_array_equal(after, grid)
+
+    found, after = stats(backend, grid, write=True)
+    assert found.host().tobytes() == expected.tobytes()
+    reference_stats.write_grid_stats(grid, header, expected)
+    np.testing.assert_array_equal(after, grid)
+
+
+def test_extremes_alone_are_those_of_the_reference(backend):
+    grid = mixed().grid()
+    header = read_header(grid)
+    expected = reference_stats.grid_stats(grid, header, moments=False)
+    found, after = stats(backend, grid, moments=False, write=True)
+    assert found.host().tobytes() == expected.tobytes()
+    reference_stats.write_grid_stats(grid, header, expected, moments=False)
+    np.testing.assert_array_equal(after, grid)
+
+
+@pytest.mark.parametrize("axis", [0, 1, 2])
+def test_the_box_of_a_leaf_is_found_at_every_place(backend, axis):
+    voxels = {}
+    for leaf in range(36):  # all pairs first <= last along one axis
+        first, last = [(a, b) for a in range(8) for b in range(a, 8)][leaf]
+        for at in (first, last):
+            ijk = [3, 5, 6]
+            ijk[axis] = at
+            voxels[tuple(v + o for v, o in zip(ijk, (8 * leaf, -8, 0)))] = 1.0
+    grid = Sketch(voxels).grid()
+    expected = reference_stats.grid_stats(grid, read_header(grid))
+    assert stats(backend, grid)[0].host().tobytes() == expected.tobytes()
+
+
+def test_statistics_do_not_depend_on_the_schedule(backend):
+    backend.resident = 3
+    grid = Sketch(voxels=blob(120), tiles=mixed().tiles[:1]).grid()
+    expected = reference_stats.grid_stats(grid, read_header(grid)).tobytes()
+    for _ in backend.repeats():
+        assert stats(backend, grid)[0].host().tobytes() == expected
+
+
+# ---- index grids --------------------------------------------------------------------------------
+
+
+def converted_on(backend, grid, values):
+    header = read_header(grid)
+    tensor, buffers = on_device(backend, grid)
+    out = buffers.new(converted(header, values.dtype).size, dtype=torch.uint8)
+    assert (out == SENTINEL).all()
+    given = buffers.new(len(values), dtype=torch.from_numpy(values).dtype)
+    given.copy_(torch.from_numpy(values))
+    gpu.index_to_grid(tensor, header, given, 2, out, runner(backend))
+    assert buffers.intact()
+    return out.cpu().numpy()
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("sketch", ["mixed", "nothing", "bare nodes", "broken", "one voxel"])
+def test_every_byte_of_a_converted_grid_is_that_of_the_reference(backend, sketch, kind):
+    chosen, dtype = SKETCHES[sketch][0], KINDS[kind][1]
+    grid = chosen.grid(ON_INDEX)
+    with np.errstate(invalid="ignore"):
+        values = chosen.values().astype(dtype)
+    expected = reference.index_to_grid(grid, read_header(grid), values, 2)
+    np.testing.assert_array_equal(converted_on(backend, grid, values), expected)
+
+
+def test_an_index_behind_the_values_reads_the_background(backend):
+    sketch = Sketch(voxels=blob(30), tiles=[(2, (1024, 0, 0), 1.0), (3, (8192, 0, 0), 2.0)])
+    grid, values = sketch.grid(ON_INDEX), sketch.values()[:5]
+    expected = reference.index_to_grid(grid, read_header(grid), values, 2)
+    np.testing.assert_array_equal(converted_on(backend, grid, values), expected)
+
+
+# ---- real files, and the public functions -------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", ["torus:0", "test_int32_grid:0", "test_index_grid:1"])
+def test_real_grids_give_what_the_reference_gives(backend, data_dir, name):
+    grid = real_grids(data_dir)[name]
+    header = read_header(grid)
+    assert checksum(backend, grid) == reference.checksum(grid, header)
+    if header.layout is ON_INDEX:
+        values = np.random.default_rng(0).normal(size=header.value_count).astype(np.float32)
+        expected = reference.index_to_grid(grid, header, values, 2)
+        np.testing.assert_array_equal(converted_on(backend, grid, values), expected)
+    else:
+        expected = reference_stats.grid_stats(grid, header)
+        assert stats(backend, grid)[0].host().tobytes() == expected.tobytes()
+
+
+@pytest.mark.gpu
+def test_public_functions_run_on_the_device_of_the_grid():
+    sketch = mixed()
+    index, values = torch.from_numpy(sketch.grid(ON_INDEX)), torch.from_numpy(sketch.values())
+    expected = grid_ops.index_to_grid(index, values)
+    header = grid_ops.grid_header(index.cuda())
+    made = grid_ops.index_to_grid(index.cuda(), values.cuda(), header)
+    assert torch.equal(made.cpu(), expected)
+    for grid in (expected, made):
+        known = grid_ops.grid_header(grid)
+        grid_ops.grid_stats(grid, known, write=True)
+        grid_ops.store_checksum(grid, known)
+    assert torch.equal(made.cpu(), expected)
+    moved = torch.cat([torch.zeros(4, dtype=torch.uint8, device="cuda"), made])[4:]
+    assert grid_ops.checksum(moved) == grid_ops.checksum(expected)
+
+
+@pytest.mark.gpu
+def test_operators_run_on_the_current_stream_and_in_a_graph():
+    grid = torch.from_numpy(mixed().grid()).cuda()
+    header = grid_ops.grid_header(grid)
+    expected = grid_ops.checksum_bits(grid, header).clone()
+    records = grid_ops.grid_stats(grid, header).records.clone()
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        bits = grid_ops.checksum_bits(grid, header)
+        found = grid_ops.grid_stats(grid, header).records
+    for _ in range(3):
+        bits.zero_()
+        found.zero_()
+        graph.replay()
+        torch.cuda.synchronize()
+        assert torch.equal(bits, expected) and torch.equal(found, records)
