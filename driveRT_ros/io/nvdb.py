@@ -77,7 +77,7 @@ def write_frame_grid(
     path = Path(path)
     if path.suffix != SUFFIX or path.name.endswith(INDEX_SUFFIX):
         raise ConfigError(f"A frame is written to a file named *{SUFFIX}, got '{path}'.")
-    place = Placement(tuple(voxel_size_xyz), tuple(origin_xyz))
+    place = Placement(voxel_size_xyz, origin_xyz)
     coords = np.asarray(coords_zyx)
     ones = np.ones(len(coords), np.float32)
     grids = [build_value_grid(coords, ones, place, name=OCCUPANCY, grid_class=FOG_VOLUME)]

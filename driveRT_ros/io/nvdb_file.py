@@ -76,7 +76,8 @@ def read_nvdb(path: str | Path) -> list[NanoGrid]:
         data = np.fromfile(path, np.uint8)
     except OSError as error:
         raise ConfigError(f"NanoVDB file '{path}' cannot be read: {error.strerror}.") from None
-    grids, at = [], 0
+    grids: list[NanoGrid] = []
+    at = 0
     while at < len(data) or not grids:
         segment = _Segment(data, at, str(path))
         grids += segment.grids()

@@ -94,6 +94,21 @@ class Backbone:
         last = maps.by_key[self.graph.bev[-1].map_key]
         return SparseTensor(features, last.out_coords_bzyx, last.out_shape_zyx)
 
+    def first_level(
+        self, features: torch.Tensor, coords_bzyx: torch.Tensor, shape_zyx: Triple
+    ) -> torch.Tensor:
+        """Return (N, C) features of the first level, whose rows are those of the voxels.
+
+        Args:
+            features: (N, 5) mean point features.
+            coords_bzyx: (N, 4) int32, unique.
+            shape_zyx: Cells of the voxel grid.
+        """
+        level = self.graph.levels[0]
+        one = self._map(level[0], coords_bzyx, shape_zyx)  # all layers of the level share it
+        maps = FrameMaps({level[0].map_key: one}, (coords_bzyx,), (shape_zyx,))
+        return self._run_layers(level, features, maps)
+
     def _map(self, layer: LayerSpec, coords: torch.Tensor, shape: Triple) -> CoordMap:
         if layer.op == "subm":
             return self._ops.submanifold_map(coords, shape, layer.kernel_zyx, (1, 1, 1))
