@@ -7,7 +7,18 @@ import sys
 from collections.abc import Sequence
 
 from driveRT_ros import __version__
-from driveRT_ros.commands import bench, convert, demo, eval, info, replay, run, tune, verify
+from driveRT_ros.commands import (
+    bench,
+    convert,
+    demo,
+    eval,
+    export,
+    info,
+    replay,
+    run,
+    tune,
+    verify,
+)
 from driveRT_ros.core.errors import DriveRTError
 from driveRT_ros.nodes.processes import ProcessFailed
 
@@ -16,6 +27,7 @@ COMMANDS = {
     "run": run,
     "replay": replay,
     "convert": convert,
+    "export": export,
     "tune": tune,
     "bench": bench,
     "eval": eval,
@@ -31,6 +43,7 @@ examples:
   drivert demo --bag my_bag --topic /points_raw  the same on a recording
   drivert run --bag my_bag                       detect offline; nothing is lost at any speed
   drivert convert --sim scene_bag                a rosbag2 that every ROS 2 tool plays
+  drivert export nvdb --bag my_bag               its voxels, for NanoVDB tools
   drivert tune --output plan.json                find the fastest kernels for this GPU
   drivert bench sparse                           time the engine on this GPU
   drivert verify run_a run_b                     equal, or which frame and stage differ first

@@ -40,7 +40,7 @@ def test_help_shows_what_a_command_does_with_examples(command: str, capsys) -> N
 
 def test_only_commands_that_exist_are_offered(capsys) -> None:
     assert "invalid choice: 'train'" in refused(capsys, "train")
-    want = {"demo", "run", "replay", "convert", "tune", "bench", "eval", "verify", "info"}
+    want = {"demo", "run", "replay", "convert", "export", "tune", "bench", "eval", "verify", "info"}
     assert set(COMMANDS) == want
 
 
