@@ -10,10 +10,7 @@ there are pictures, a latency table and the recorded bag.
 from __future__ import annotations
 
 import argparse
-import os
 import time
-from collections.abc import Sequence
-from contextlib import ExitStack
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -50,8 +47,8 @@ from driveRT_ros.commands.sources import (
     source_name,
     write_source_bag,
 )
-from driveRT_ros.nodes.process_env import node_command, node_environment, private_domain
-from driveRT_ros.nodes.processes import NodeProcess, ProcessFailed, Supervisor
+from driveRT_ros.commands.supervised import finish, start_recorder, supervised
+from driveRT_ros.nodes.process_env import node_command
 
 if TYPE_CHECKING:
     from driveRT_ros.core.camera_config import CameraConfig
@@ -76,9 +73,6 @@ CAMERA_DEFAULTS = {"every_nth_sweep": 5}
 
 REPLAY_PARAMETERS = {"input.back_pressure": True, "input.reliability": "reliable"}
 """While a bag is played, every cloud counts."""
-
-_LAST_MESSAGES_S = 0.5
-_CLOSE_BAG_S = 12.0
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -143,11 +137,7 @@ def _run_nodes(
     recorded: Path,
 ) -> None:
     camera_settings = camera_settings_of(args, cameras) if cameras else None
-    with ExitStack() as stack:
-        domain = None
-        if "ROS_DOMAIN_ID" not in os.environ:
-            domain = stack.enter_context(private_domain())
-        supervisor = stack.enter_context(Supervisor(out / "logs", node_environment(domain)))
+    with supervised(out) as supervisor:
         supervisor.start(
             LIDAR_NODE,
             node_command(
@@ -183,42 +173,10 @@ def _run_nodes(
             ),
         )
         follow_clouds(supervisor, replay, "detect")
-        console.print(summary_line(replay))
-        stop_recording(supervisor)
+        finish(supervisor, replay)
 
 
 def camera_settings_of(args: argparse.Namespace, cameras: BagCameras) -> CameraConfig:
     """Return the parameters of the camera node of a demo."""
     options = args.camera_config, args.camera_checkpoint, args.camera_set
     return camera_config(cameras, *options, REPLAY_PARAMETERS)
-
-
-def start_recorder(
-    supervisor: Supervisor, path: Path, topics: Sequence[str], *, record_all: bool = False
-) -> NodeProcess:
-    """Start a recorder of the results, in simulated time."""
-    params = {
-        "bag_path": str(path),
-        "topics": [topics[0], "*"] if record_all else list(dict.fromkeys(topics)),
-        "use_sim_time": True,
-        "queue_depth": 10_000,  # a detector faster than this process must not lose anything
-    }
-    argv = node_command("recorder_node", params=params)
-    return supervisor.start("recorder_node", argv, grace_s=_CLOSE_BAG_S)
-
-
-def stop_recording(supervisor: Supervisor) -> None:
-    """Let the last messages arrive, then close the bag.
-
-    Raises:
-        ProcessFailed: If the recorder had to be killed: its bag is damaged.
-    """
-    time.sleep(_LAST_MESSAGES_S)
-    supervisor.check()
-    if supervisor.stop(["recorder_node"]):
-        raise ProcessFailed("The recorder did not close its bag in time and was killed.")
-
-
-def summary_line(process: NodeProcess) -> str:
-    """Return the last sentence a node has logged, without its prefix."""
-    return process.last_lines(1).rpartition("]: ")[2]
