@@ -15,9 +15,8 @@ from driveRT_ros.commands.recorded_frames import (
     FrameRecord,
     RecordedFrames,
     frame_name,
-    stage_words,
 )
-from driveRT_ros.core.fingerprint import DETECTIONS_MSG, common_stages, first_difference
+from driveRT_ros.core.fingerprint import DETECTIONS_MSG, first_difference, in_order, stage_words
 from driveRT_ros.io.bag import BagMessage
 
 
@@ -65,6 +64,11 @@ class Comparison:
     incomparable: list[FrameKey] = field(default_factory=list)
 
     @property
+    def stages(self) -> list[str]:
+        """Stages that were compared, in order."""
+        return in_order([*self.equal_stages, *self.unequal_stages])
+
+    @property
     def equal(self) -> bool:
         """Whether every frame is in both, and equal."""
         return not (self.unequal or self.missing_in_a or self.missing_in_b or self.incomparable)
@@ -72,7 +76,9 @@ class Comparison:
     def sentences(self) -> list[str]:
         """Return the verdict, and what else a person should know."""
         if self.equal:
-            return [f"Equal: {self.compared} frames of {self.a.name} and {self.b.name}."]
+            whole = not (self.a.damage or self.b.damage)
+            verdict = "Equal" if whole else "Equal as far as fingerprints and unharmed messages go"
+            return [f"{verdict}: {self.compared} frames of {self.a.name} and {self.b.name}."]
         return [f"Different: {text}." for _, text in sorted(self._texts())]
 
     def _texts(self) -> Iterator[tuple[FrameKey, str]]:
@@ -108,10 +114,11 @@ def compare(a: RecordedFrames, b: RecordedFrames) -> Comparison:
     found = Comparison(a, b)
     found.missing_in_b = [key for key in a.frames if key not in b.frames]
     found.missing_in_a = [key for key in b.frames if key not in a.frames]
-    for index, (key, mine) in enumerate(a.frames.items()):
+    places = a.indices()
+    for key, mine in a.frames.items():
         if key in b.frames:
             found.compared += 1
-            _compare_frame(found, index, key, mine, b.frames[key])
+            _compare_frame(found, places[key], key, mine, b.frames[key])
     return found
 
 
@@ -125,7 +132,7 @@ def _compare_frame(
     found: Comparison, index: int, key: FrameKey, mine: FrameRecord, other: FrameRecord
 ) -> None:
     a, b = mine.stages or {}, other.stages or {}
-    stages = common_stages(a, b)
+    stages = [stage for stage in a if stage in b]
     for stage in stages:
         (found.equal_stages if a[stage] == b[stage] else found.unequal_stages)[stage] += 1
     first = first_difference(a, b)

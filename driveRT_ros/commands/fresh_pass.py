@@ -125,6 +125,7 @@ def fresh_frames(
     *,
     node: str,
     with_bev: bool,
+    advance: Callable[[], object] = lambda: None,
 ) -> RecordedFrames:
     """Detect in the clouds of these stamps, and return what a bag would hold of it.
 
@@ -134,6 +135,7 @@ def fresh_frames(
         stamps_ns: Frames that are wanted.
         node: Name of the node that the frames are to carry.
         with_bev: Compute the bird's-eye-view grid.
+        advance: Called after each frame.
     """
     found = RecordedFrames("the fresh pass")
     seen: dict[int, int] = {}
@@ -152,6 +154,7 @@ def fresh_frames(
         seen[cloud.stamp_ns] = repeat + 1
         answer = BagMessage(f"{node}/output/detections", DETECTIONS, cloud.stamp_ns, raw)
         found.frames[FrameKey(cloud.stamp_ns, node, repeat)] = FrameRecord(stages, answer)
+        advance()
     found.frames = dict(sorted(found.frames.items()))
     return found
 

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from driveRT_ros.core.errors import ConfigError, DriveRTError, InvalidFrame
-from driveRT_ros.core.fingerprint import CLOUD_MSG, DETECTIONS_MSG, STAGES
+from driveRT_ros.core.fingerprint import CLOUD_MSG, DETECTIONS_MSG
 from driveRT_ros.io.bag import BagMessage, BagReader
 from driveRT_ros.io.fingerprint import (
     FINGERPRINT,
@@ -103,16 +103,25 @@ class RecordedFrames:
         """Return the frames of one node."""
         return replace(self, frames={k: f for k, f in self.frames.items() if k.node == node})
 
-    def index(self, key: FrameKey) -> int:
-        """Return the place of a frame among those of its node that have a fingerprint as it has.
+    def indices(self) -> dict[FrameKey, int]:
+        """Return the place of each frame among those of its node.
 
-        A message whose stamp is damaged makes a frame without fingerprint at a time of its own;
-        it must not shift the others.
+        A message whose stamp is damaged makes a frame without fingerprint at a time of its own; it
+        must not shift the others, so that a frame with fingerprint counts only such.
         """
-        marked = self.frames[key].stages is not None
-        rows = (k for k in self.frames if k.node == key.node)
-        rows = (k for k in rows if not marked or self.frames[k].stages is not None)
-        return list(rows).index(key)
+        all_before: Counter[str] = Counter()
+        marked_before: Counter[str] = Counter()
+        places = {}
+        for key, frame in self.frames.items():
+            marked = frame.stages is not None
+            places[key] = (marked_before if marked else all_before)[key.node]
+            all_before[key.node] += 1
+            marked_before[key.node] += marked
+        return places
+
+    def index(self, key: FrameKey) -> int:
+        """Return the place of one frame."""
+        return self.indices()[key]
 
     def damaged(self, sentence: str, key: FrameKey | None = None, stage: str = "") -> None:
         """Note damage; the sentence follows the name of the frame where that is known."""
@@ -283,8 +292,3 @@ def _fault(message: BagMessage, crc: int, canonical: bool) -> str:
     if canonical:
         return "has bytes between its fields that are not zero as they were written."
     return ""
-
-
-def stage_words(stage: str) -> str:
-    """Return what a person calls a stage."""
-    return STAGES.get(stage, stage)

@@ -10,14 +10,21 @@ from __future__ import annotations
 import argparse
 import json
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from contextlib import ExitStack
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from rich.table import Table
 
-from driveRT_ros.commands.common import add_detector_arguments, console, detector_config
+from driveRT_ros.commands.common import (
+    add_detector_arguments,
+    console,
+    detector_config,
+    progress,
+)
 from driveRT_ros.core.errors import ConfigError
-from driveRT_ros.core.fingerprint import STAGES
+from driveRT_ros.core.fingerprint import stage_words
 
 if TYPE_CHECKING:
     from driveRT_ros.commands.compare_frames import Comparison
@@ -64,7 +71,7 @@ def execute(args: argparse.Namespace) -> int:
     if args.b:
         recordings.append(read_frames(args.b))
         comparison = compare(*recordings)
-    elif args.replay:
+    elif args.replay and recordings[0].frames:
         comparison = compare(*_replayed(args, recordings[0]))
     whole = not any(recording.damage for recording in recordings)
     if comparison is None and whole and not sum(recordings[0].checked.values()):
@@ -104,13 +111,19 @@ def _replayed(
     bag = args.clouds or str(bag_of(args.a))
     with_bev = any("grid" in (frame.stages or {}) for frame in mine.frames.values())
     skipped: list[str] = []
-    fresh = fresh_pass.fresh_frames(
-        fresh_pass.joined_clouds(bag, args.topic, config, skipped.append),
-        fresh_pass.make_pipeline(config),
-        {key.stamp_ns for key in mine.frames},
-        node=nodes[0],
-        with_bev=with_bev,
-    )
+    with ExitStack() as stack:
+        advance: Callable[[], object] = int  # nothing but JSON may be printed
+        if not args.json:
+            bar = stack.enter_context(progress())
+            advance = partial(bar.advance, bar.add_task("detect", total=len(mine.frames)))
+        fresh = fresh_pass.fresh_frames(
+            fresh_pass.joined_clouds(bag, args.topic, config, skipped.append),
+            fresh_pass.make_pipeline(config),
+            {key.stamp_ns for key in mine.frames},
+            node=nodes[0],
+            with_bev=with_bev,
+            advance=advance,
+        )
     recorded.notes += dict.fromkeys(skipped)
     return mine, fresh
 
@@ -120,7 +133,7 @@ def _sentences(recordings: Sequence[RecordedFrames], comparison: Comparison | No
     if comparison is not None:
         return damage + comparison.sentences()
     checked = ", ".join(
-        f"{count} of its {STAGES[stage]}s" for stage, count in recordings[0].checked.items()
+        f"{count} of its {stage_words(stage)}s" for stage, count in recordings[0].checked.items()
     )
     whole = f"Whole: {checked or 'nothing'} of {recordings[0].name} checked."
     return damage or [whole]
@@ -129,10 +142,10 @@ def _sentences(recordings: Sequence[RecordedFrames], comparison: Comparison | No
 def _show(recordings: Sequence[RecordedFrames], comparison: Comparison | None) -> None:
     if comparison is not None:
         table = Table("stage", "equal", "different", box=None)
-        for stage, words in STAGES.items():
+        for stage in comparison.stages:
             equal, other = comparison.equal_stages[stage], comparison.unequal_stages[stage]
-            if equal or other:
-                table.add_row(words, str(equal), str(other), style="bold" if other else "")
+            style = "bold" if other else ""
+            table.add_row(stage_words(stage), str(equal), str(other), style=style)
         if table.row_count:
             console.print(table)
     notes = [note for recording in recordings for note in recording.notes]
@@ -183,7 +196,6 @@ def _as_json(
                 "equal": comparison.equal_stages[stage],
                 "different": comparison.unequal_stages[stage],
             }
-            for stage in STAGES
-            if comparison.equal_stages[stage] or comparison.unequal_stages[stage]
+            for stage in comparison.stages
         }
     return out

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import zlib
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 
 import torch
 
@@ -73,14 +73,20 @@ def grid_crc32(grid: BevGrid) -> int:
     return crc
 
 
-def common_stages(a: Mapping[str, int], b: Mapping[str, int]) -> list[str]:
-    """Return the stages that both fingerprints hold, in the order of :data:`STAGES`."""
-    return [stage for stage in STAGES if stage in a and stage in b]
+def stage_words(stage: str) -> str:
+    """Return what a person calls a stage."""
+    return STAGES.get(stage, stage)
+
+
+def in_order(stages: Iterable[str]) -> list[str]:
+    """Return stages in the order of :data:`STAGES`; those that it does not know come last."""
+    names = list(dict.fromkeys(stages))
+    return [s for s in STAGES if s in names] + [s for s in names if s not in STAGES]
 
 
 def first_difference(a: Mapping[str, int], b: Mapping[str, int]) -> str | None:
-    """Return the first stage, in the order of :data:`STAGES`, in which two frames differ."""
-    return next((stage for stage in common_stages(a, b) if a[stage] != b[stage]), None)
+    """Return the first stage, of those that both fingerprints hold, in which two frames differ."""
+    return next((s for s in in_order(a) if s in b and a[s] != b[s]), None)
 
 
 def _cell_order(coords_bzyx: torch.Tensor, shape_zyx: Triple) -> torch.Tensor:

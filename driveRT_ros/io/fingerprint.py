@@ -17,7 +17,7 @@ import numpy as np
 from rosbags.typesys.store import Typestore
 
 from driveRT_ros.core.errors import InvalidFrame
-from driveRT_ros.core.fingerprint import STAGES
+from driveRT_ros.core.fingerprint import in_order
 from driveRT_ros.io.messages import NS, Types, is_rclpy
 from driveRT_ros.io.typestore import canonical_cdr
 
@@ -49,8 +49,8 @@ def encode_fingerprint(stamp_ns: int, stages: Mapping[str, int], types: Types) -
         types: Message classes.
     """
     sec, nanosec = divmod(stamp_ns, NS)
-    ordered = [s for s in STAGES if s in stages] + [s for s in stages if s not in STAGES]
-    values = dict(zip(_STAMP, (sec & _UINT32, nanosec))) | {s: int(stages[s]) for s in ordered}
+    values = dict(zip(_STAMP, (sec & _UINT32, nanosec)))
+    values |= {stage: int(stages[stage]) for stage in in_order(stages)}
     values[_SELF] = _own_crc32(values)
     dimension = types("std_msgs/msg/MultiArrayDimension")
     layout = types("std_msgs/msg/MultiArrayLayout")(

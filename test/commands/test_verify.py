@@ -72,6 +72,11 @@ def test_a_recording_is_whole_equal_to_its_copy_and_to_a_fresh_pass(recorded, ve
     code, text = verify(recorded, "--replay", "--config", recorded.parent / "network.yaml")
     assert code == 0 and "Equal: 4 frames" in text and "the fresh pass" in text
     assert all(f"{words} 4 0" in text for s, words in STAGES.items() if s in ALL_STAGES)
+    code, text = verify(
+        "--json", recorded, "--replay", "--config", recorded.parent / "network.yaml"
+    )
+    found = json.loads(text)  # nothing else is printed
+    assert code == 0 and found["equal"] and found["compared"] == FRAMES
 
 
 @pytest.mark.parametrize("stage", ALL_STAGES)
