@@ -16,6 +16,7 @@ from driveRT_ros.commands import (
     info,
     replay,
     run,
+    train,
     tune,
     verify,
 )
@@ -29,6 +30,7 @@ COMMANDS = {
     "convert": convert,
     "export": export,
     "tune": tune,
+    "train": train,
     "bench": bench,
     "eval": eval,
     "verify": verify,

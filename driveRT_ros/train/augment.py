@@ -1,0 +1,174 @@
+"""Changes of a frame that leave its objects what they are."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+import torch
+
+from driveRT_ros.core.nms import rotated_iou_bev
+from driveRT_ros.train.config import AugmentConfig
+from driveRT_ros.train.samples import Floats, Packed, Sample, points_in_boxes, unpack
+
+
+@dataclass(frozen=True, eq=False)
+class Motion:
+    """A change of the whole frame: mirror, then turn, then scale.
+
+    Args:
+        linear_xy: (2, 2) float64 of x and y, orthogonal.
+        scale: Of all lengths.
+    """
+
+    linear_xy: npt.NDArray[np.float64]
+    scale: float
+
+    @property
+    def matrix(self) -> Floats:
+        """(3, 3) float32: column vectors of the old frame to the new one."""
+        full = np.eye(3)
+        full[:2, :2] = self.linear_xy
+        return (full * self.scale).astype(np.float32)
+
+    def boxes(self, boxes: Floats) -> Floats:
+        """Return boxes (M, 9) in the new frame."""
+        out = boxes.astype(np.float64)
+        heading = np.stack((np.cos(out[:, 6]), np.sin(out[:, 6])), axis=1) @ self.linear_xy.T
+        out[:, :2] = out[:, :2] @ self.linear_xy.T
+        out[:, 6] = np.arctan2(heading[:, 1], heading[:, 0])
+        out[:, 7:9] = out[:, 7:9] @ self.linear_xy.T
+        out[:, [0, 1, 2, 3, 4, 5, 7, 8]] *= self.scale
+        return out.astype(np.float32)
+
+
+def draw_motion(config: AugmentConfig, rng: np.random.Generator) -> Motion:
+    """Draw a change; the same numbers are taken from ``rng`` whatever the configuration."""
+    mirror_x, mirror_y = rng.random(2) < 0.5
+    angle = config.max_rotation_rad * rng.uniform(-1.0, 1.0)
+    scale = 1.0 + config.max_scale * rng.uniform(-1.0, 1.0)
+    turn = np.array([(np.cos(angle), -np.sin(angle)), (np.sin(angle), np.cos(angle))])
+    mirror = (config.flip_x and mirror_x, config.flip_y and mirror_y)
+    return Motion(turn @ np.diag(np.where(mirror, -1.0, 1.0)), scale)
+
+
+@dataclass(frozen=True, eq=False)
+class Cutting:
+    """One object cut out of a frame.
+
+    Args:
+        points: Its points of all sweeps, where they were in their frame.
+        box: (9,) float32.
+        label: Its class over all heads.
+    """
+
+    points: Packed
+    box: Floats
+    label: int
+
+
+class Database:
+    """Objects to paste, as many of each class as asked for.
+
+    Args:
+        num_classes: Of all heads.
+        config: Size, and fewest points of an object.
+    """
+
+    def __init__(self, num_classes: int, config: AugmentConfig) -> None:
+        self._config = config
+        self._objects: list[list[Cutting]] = [[] for _ in range(num_classes)]
+
+    @property
+    def counts(self) -> tuple[int, ...]:
+        """Objects of each class."""
+        return tuple(map(len, self._objects))
+
+    def add(self, sample: Sample) -> None:
+        """Cut the objects with enough points out of a frame."""
+        enough = sample.num_points >= self._config.database_min_points
+        rows = np.nonzero(enough)[0]
+        points = unpack(sample.points)
+        for k, inside in zip(rows.tolist(), points_in_boxes(points, sample.boxes[rows])):
+            label = int(sample.labels[k])
+            cut = Packed(sample.points.xyz[inside], sample.points.rest[inside])
+            self._append(Cutting(cut, sample.boxes[k], label))
+
+    def _append(self, cutting: Cutting) -> None:
+        mine = self._objects[cutting.label]
+        mine.append(cutting)
+        del mine[: -self._config.database_per_class]  # the oldest of a full class go
+
+    def objects(self) -> list[Cutting]:
+        """Return all objects, class after class."""
+        return [cutting for mine in self._objects for cutting in mine]
+
+    def take(self, objects: Iterable[Cutting]) -> None:
+        """Add objects of another database."""
+        for cutting in objects:
+            self._append(cutting)
+
+    def draw(self, wanted: Sequence[int], rng: np.random.Generator) -> list[Cutting]:
+        """Draw objects without repetition, as many of each class as wanted and there are."""
+        drawn = []
+        for mine, count in zip(self._objects, wanted):
+            rows = rng.permutation(len(mine))[: max(count, 0)]
+            drawn += [mine[row] for row in rows.tolist()]
+        return drawn
+
+
+def paste(
+    sample: Sample, database: Database, config: AugmentConfig, rng: np.random.Generator
+) -> Sample:
+    """Fill a frame up with objects that collide with none, at the places they were cut from.
+
+    What stood where an object is pasted goes: its points are cut out of the frame.
+
+    Args:
+        sample: The frame.
+        database: Objects.
+        config: Objects of each class to fill up to.
+        rng: Chooses.
+
+    Source: Yan, Mao, Li, "SECOND: Sparsely embedded convolutional detection", Sensors 2018.
+    """
+    if not config.paste_to or rng.random() >= config.paste_share:
+        return sample
+    present = np.bincount(sample.labels, minlength=len(config.paste_to))
+    drawn = database.draw(tuple(np.array(config.paste_to) - present), rng)
+    new = [drawn[k] for k in _free(sample.boxes, drawn)]
+    if not new:
+        return sample
+    points, boxes = unpack(sample.points), np.stack([cutting.box for cutting in new])
+    # The room an object takes is free of points of any sweep.
+    still = boxes.copy()
+    still[:, 7:9] = 0.0
+    blocked = np.zeros(len(points), bool)
+    for rows in points_in_boxes(points, still):
+        blocked[rows] = True
+    kept = Packed(sample.points.xyz[~blocked], sample.points.rest[~blocked])
+    parts = [kept, *(cutting.points for cutting in new)]
+    return Sample(
+        Packed(np.concatenate([p.xyz for p in parts]), np.concatenate([p.rest for p in parts])),
+        np.concatenate((sample.boxes, boxes)),
+        np.concatenate((sample.labels, [cutting.label for cutting in new])),
+        np.concatenate((sample.num_points, [len(cutting.points) for cutting in new])),
+    )
+
+
+def _free(boxes: Floats, drawn: Sequence[Cutting]) -> list[int]:
+    """Return which drawn objects overlap no box and none chosen before."""
+    if not drawn:
+        return []
+    old = len(boxes)
+    every = torch.from_numpy(np.concatenate((boxes, np.stack([c.box for c in drawn]))))
+    hits = (rotated_iou_bev(every[old:], every) > 0).numpy()
+    used, chosen = np.zeros(len(every), bool), []
+    used[:old] = True
+    for k in range(len(drawn)):
+        if not (hits[k] & used).any():
+            used[old + k] = True
+            chosen.append(k)
+    return chosen

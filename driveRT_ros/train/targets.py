@@ -1,0 +1,181 @@
+"""What the heads should say: heat around every object and one row that describes it.
+
+Source: Yin et al., "Center-based 3D object detection and tracking", CVPR 2021, for heat and box
+code; Chen et al., "VoxelNeXt", CVPR 2023, for their form on sparse rows: an object belongs to the
+row nearest to its centre, and the heat is drawn around that row and around the centre.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+
+from driveRT_ros.core.bev_grid import HEAD_STRIDE
+from driveRT_ros.core.boxes import SIZE_LWH, VELOCITY, YAW
+from driveRT_ros.core.config import VoxelizationConfig
+from driveRT_ros.train.config import LossConfig
+
+CODE_DIM = 10
+"""Centre x, y from the corner of the row's cell, z, log l, w, h, cos and sin of the yaw, vx, vy."""
+
+_SPARE_CELLS = 2.0
+"""An object is left out where no row lies within half its diagonal and this."""
+
+
+@dataclass(frozen=True, eq=False)
+class Targets:
+    """What the heads of one batch should say; P objects were found a row.
+
+    Args:
+        heat: (N, classes of all heads) in [0, 1]; 1 at the row of an object.
+        rows: (P,) int64 row of each object.
+        labels: (P,) int64 class over all heads.
+        codes: (P, 10) box code; NaN where the velocity is unknown.
+        left_out: Objects without a row near them, or off the grid.
+    """
+
+    heat: torch.Tensor
+    rows: torch.Tensor
+    labels: torch.Tensor
+    codes: torch.Tensor
+    left_out: int
+
+
+def heat_radius(size_cells: torch.Tensor, min_overlap: float) -> torch.Tensor:
+    """Return how far a box may move along both axes and still keep an IoU.
+
+    A box of w x l cells moved by r on both axes keeps (w - r)(l - r) in common; the least r over
+    that case, a box smaller by r on every side and one larger by r is returned, each the root of a
+    quadratic equation.
+
+    Args:
+        size_cells: (M, 2) length and width.
+        min_overlap: The IoU.
+
+    Returns:
+        (M,) cells.
+
+    Source: Law and Deng, "CornerNet", ECCV 2018, with the roots of the equations as printed there
+    corrected.
+    """
+    total, area = size_cells.sum(dim=1), size_cells.prod(dim=1)
+    keep = min_overlap
+    cases = (
+        # moved: (w - r)(l - r) = keep * (2 w l - (w - r)(l - r))
+        (1.0, -total, area * (1 - keep) / (1 + keep)),
+        # smaller: (w - 2 r)(l - 2 r) = keep * w l
+        (4.0, -2 * total, area * (1 - keep)),
+        # larger: w l = keep * (w + 2 r)(l + 2 r)
+        (-4 * keep, -2 * keep * total, area * (1 - keep)),
+    )
+    # The least positive root of a r^2 + b r + c with b < 0 < c.
+    roots = [2 * c / (-b + torch.sqrt((b * b - 4 * a * c).clamp(min=0))) for a, b, c in cases]
+    return torch.stack(roots).amin(dim=0)
+
+
+def encode_boxes(
+    boxes: torch.Tensor, cells_xy: torch.Tensor, voxels: VoxelizationConfig
+) -> torch.Tensor:
+    """Return the code (P, 10) that ``decode_boxes`` turns back into the boxes.
+
+    Args:
+        boxes: (P, 9).
+        cells_xy: (P, 2) column and row of the cell that describes each.
+        voxels: Grid.
+    """
+    yaw = boxes[:, YAW]
+    return torch.cat(
+        (
+            centres_in_cells(boxes, voxels) - cells_xy,
+            boxes[:, 2:3],
+            torch.log(boxes[:, SIZE_LWH].clamp(min=1e-3)),
+            torch.cos(yaw)[:, None],
+            torch.sin(yaw)[:, None],
+            boxes[:, VELOCITY],
+        ),
+        dim=1,
+    )
+
+
+def centres_in_cells(boxes: torch.Tensor, voxels: VoxelizationConfig) -> torch.Tensor:
+    """Return (P, 2) column and row of the box centres, with fractions."""
+    low = boxes.new_tensor(voxels.point_cloud_range[:2])
+    return (boxes[:, :2] - low) / (HEAD_STRIDE * boxes.new_tensor(voxels.voxel_size[:2]))
+
+
+def assign_targets(
+    coords_bzyx: torch.Tensor,
+    boxes: Sequence[torch.Tensor],
+    labels: Sequence[torch.Tensor],
+    num_classes: int,
+    voxels: VoxelizationConfig,
+    config: LossConfig,
+) -> Targets:
+    """Return the targets of a batch.
+
+    Args:
+        coords_bzyx: (N, 4) int32 rows of the bird's-eye view, frame after frame.
+        boxes: For each frame (M, 9) on the same device.
+        labels: For each frame (M,) int64 class over all heads.
+        num_classes: Of all heads.
+        voxels: Grid.
+        config: Size of the heat.
+    """
+    heat = torch.zeros(num_classes, len(coords_bzyx), device=coords_bzyx.device)
+    counts = torch.bincount(coords_bzyx[:, 0].long(), minlength=len(boxes)).tolist()
+    parts = []
+    first = left_out = 0
+    for count, mine, names in zip(counts, boxes, labels):
+        rows = slice(first, first + count)
+        cells_xy = coords_bzyx[rows, 2:4].flip(1).to(mine.dtype)
+        found = _assign(heat[:, rows], cells_xy, mine, names, voxels, config)
+        left_out += len(mine) - len(found[0])
+        parts.append((found[0] + first, *found[1:]))
+        first += count
+    where, names, codes = (torch.cat(columns) for columns in zip(*parts))
+    return Targets(heat.T, where, names, codes, left_out)
+
+
+def _assign(
+    heat: torch.Tensor,
+    cells_xy: torch.Tensor,
+    boxes: torch.Tensor,
+    labels: torch.Tensor,
+    voxels: VoxelizationConfig,
+    config: LossConfig,
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """Draw the heat (classes, N) of one frame; return rows, labels and codes of its objects."""
+    if len(cells_xy) == 0:
+        boxes, labels = boxes[:0], labels[:0]
+    if len(boxes) == 0:
+        return labels.clone(), labels, boxes.new_zeros(0, CODE_DIM)
+    centres = centres_in_cells(boxes, voxels)
+    cell = boxes.new_tensor(voxels.voxel_size[:2]) * HEAD_STRIDE
+    size_cells = boxes[:, 3:5] / cell.mean()
+    apart = _squared_distances(centres, cells_xy + 0.5)
+    nearest_sq, rows = apart.min(dim=1)
+    reach = size_cells.norm(dim=1) / 2 + _SPARE_CELLS
+    on_grid = ((centres >= 0) & (centres < _grid(voxels, centres))).all(dim=1)
+    usable = on_grid & (nearest_sq <= reach * reach)
+    rows, labels, boxes, apart = rows[usable], labels[usable], boxes[usable], apart[usable]
+
+    radius = heat_radius(size_cells[usable], config.min_overlap).floor()
+    sigma = (2 * radius.clamp(min=config.min_radius_cells) + 1) / 6
+    apart = torch.minimum(apart, _squared_distances(cells_xy[rows], cells_xy))
+    drawn = torch.exp(-apart / (2 * sigma * sigma)[:, None]).to(heat.dtype)
+    # The greatest of several values is the same in any order.
+    heat.scatter_reduce_(0, labels[:, None].expand_as(drawn), drawn, "amax")
+    return rows, labels, encode_boxes(boxes, cells_xy[rows], voxels)
+
+
+def _squared_distances(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
+    """Return (M, N); the difference first, because close points matter."""
+    return (a[:, None, 0] - b[None, :, 0]) ** 2 + (a[:, None, 1] - b[None, :, 1]) ** 2
+
+
+def _grid(voxels: VoxelizationConfig, like: torch.Tensor) -> torch.Tensor:
+    nx, ny, _ = voxels.grid_xyz
+    return like.new_tensor((math.ceil(nx / HEAD_STRIDE), math.ceil(ny / HEAD_STRIDE)))
