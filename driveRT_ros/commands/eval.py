@@ -8,6 +8,7 @@ over recall, scores by range and the worst frames seen from above.
 from __future__ import annotations
 
 import argparse
+import os
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -25,13 +26,14 @@ from driveRT_ros.core.plan import PRECISIONS
 
 if TYPE_CHECKING:
     from driveRT_ros.core.config import LidarConfig
+    from driveRT_ros.train.eval_boxes import EvalSettings
     from driveRT_ros.train.eval_sources import Answer, Moment
-    from driveRT_ros.train.evaluate import EvalSettings, Evaluation
+    from driveRT_ros.train.evaluate import Evaluation
 
 HELP = "compare detections with ground truth: mAP, NDS, errors, pictures"
 EXAMPLES = """\
 examples:
-  drivert eval --sim 200 --weights voxelnext.safetensors
+  drivert eval --sim 200 --jobs 0 --weights voxelnext.safetensors
   drivert eval --bag drive --results results/output_bag      what drivert run has recorded
   drivert eval --bag drive --run --weights voxelnext.safetensors
   drivert eval --nuscenes /data/nuscenes --split val --weights w.pth --submission val.json
@@ -88,7 +90,10 @@ def _add_source(parser: argparse.ArgumentParser) -> None:
     one.add_argument("--nuscenes", metavar="ROOT", help="a nuScenes data set")
     one.add_argument("--kitti", metavar="ROOT", help="a KITTI object data set")
     group.add_argument(
-        "--seed", type=int, metavar="S", help="of the first scene (default: 1000000, held out)"
+        "--seed", type=int, metavar="S", help="of the first scene (default: 900000, held out)"
+    )
+    group.add_argument(
+        "--jobs", type=int, default=1, metavar="N", help="processes that simulate; 0: all cores"
     )
     group.add_argument("--sim-config", metavar="YAML", help="parameter file of the simulator")
     group.add_argument("--run", action="store_true", help="detect in the clouds of the bag")
@@ -161,7 +166,7 @@ class _Source:
 
 
 def _settings(args: argparse.Namespace) -> EvalSettings:
-    from driveRT_ros.train.evaluate import EvalSettings
+    from driveRT_ros.train.eval_boxes import EvalSettings
 
     limit = {} if args.max_range is None else {"max_range_m": args.max_range}
     return EvalSettings(min_points=args.min_points, **limit)
@@ -211,7 +216,7 @@ def _simulated(args: argparse.Namespace, config: LidarConfig) -> tuple[Iterable[
     base = SimConfig.from_yaml(args.sim_config) if args.sim_config else SimConfig()
     past = config.densification_params.num_past_frames
     name = f"simulator, seeds {seed} to {seed + args.sim - 1}"
-    return simulated(args.sim, seed, past, base), name, args.sim
+    return simulated(args.sim, seed, past, base, args.jobs or os.cpu_count() or 1), name, args.sim
 
 
 def _open_bag(args: argparse.Namespace, config: LidarConfig) -> _Source:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import dataclasses
+import os
 
 from driveRT_ros.commands.common import console, output_folder, progress
 from driveRT_ros.core.errors import ConfigError
@@ -31,11 +32,12 @@ def execute(args: argparse.Namespace) -> int:
         raise ConfigError("Option --statistics compares simulated scenes: add --sim N, N from 1.")
     base = SimConfig.from_yaml(args.sim_config) if args.sim_config else SimConfig()
     seed = HELD_OUT_SEED if args.seed is None else args.seed
+    jobs = args.jobs or os.cpu_count() or 1
     real = real_sample(args.data) if args.data else tabled_sample()
     out = output_folder(args)
     with progress() as bar:
         task = bar.add_task("simulate", total=args.sim)
-        simulated = simulated_sample(args.sim, seed, base, lambda: bar.advance(task))
+        simulated = simulated_sample(args.sim, seed, base, lambda: bar.advance(task), jobs)
     apart = difference(simulated, real)
     write_picture(out / "statistics.png", draw_samples(simulated, real))
     document = {

@@ -15,7 +15,7 @@ from driveRT_ros.core.frame import NUSCENES_CLASSES
 from driveRT_ros.io.chart import Chart, Line, draw_charts
 from driveRT_ros.io.palette import AMBER, Rgb, class_color
 from driveRT_ros.sim.config import SimConfig
-from driveRT_ros.sim.simulate import simulate
+from driveRT_ros.sim.drives import simulate_all
 from driveRT_ros.sim.stats import (
     INTENSITY_EDGES,
     RANGE_EDGES_M,
@@ -94,6 +94,7 @@ def simulated_sample(
     seed: int,
     config: SimConfig | None = None,
     told: Callable[[], None] = lambda: None,
+    jobs: int = 1,
 ) -> Sample:
     """Return the statistics of the last of ten sweeps of some drives.
 
@@ -102,11 +103,12 @@ def simulated_sample(
         seed: The first of them.
         config: Everything else.
         told: Called after each.
+        jobs: Processes that simulate.
     """
-    gather = _Gather()
-    for number in range(seed, seed + scenes):
-        drive = dataclasses.replace(config or SimConfig(), seed=number, num_sweeps=SWEEPS)
-        frames = list(simulate(drive))
+    gather, base = _Gather(), config or SimConfig()
+    numbers = range(seed, seed + scenes)
+    drives = [dataclasses.replace(base, seed=n, num_sweeps=SWEEPS) for n in numbers]
+    for frames in simulate_all(drives, jobs):
         last, truth = frames[-1], frames[-1].ground_truth
         gather.joined(accumulate(frames))
         gather.cloud(last.points.xyz, last.points.intensity)

@@ -25,15 +25,10 @@ from driveRT_ros.io.nuscenes_eval import KeyframeFacts, NuScenesEval
 from driveRT_ros.io.scene_bag import DETECTIONS, read_scene_frames
 from driveRT_ros.io.topics import choose_topic
 from driveRT_ros.sim.config import SimConfig
-from driveRT_ros.sim.simulate import count_points, simulate
-from driveRT_ros.train.evaluate import (
-    EvalFrame,
-    EvalSettings,
-    Evaluator,
-    Tally,
-    eval_frame,
-    without_racks,
-)
+from driveRT_ros.sim.drives import simulate_all
+from driveRT_ros.sim.simulate import count_points
+from driveRT_ros.train.eval_boxes import EvalFrame, EvalSettings, eval_frame, without_racks
+from driveRT_ros.train.evaluate import Evaluator, Tally
 from driveRT_ros.train.submission import Submission
 
 _log = logging.getLogger(__name__)
@@ -137,7 +132,7 @@ def _moving(found: Detections, objects: Detections | None) -> Detections:
 
 
 def simulated(
-    scenes: int, seed: int, past_sweeps: int, config: SimConfig | None = None
+    scenes: int, seed: int, past_sweeps: int, config: SimConfig | None = None, jobs: int = 1
 ) -> Iterator[Moment]:
     """Yield simulated drives; the last sweep of each is evaluated.
 
@@ -146,11 +141,13 @@ def simulated(
         seed: The first of them.
         past_sweeps: Sweeps before the one that counts.
         config: Everything else.
+        jobs: Processes that simulate; their number changes nothing.
     """
     base = config or SimConfig()
-    for number in range(seed, seed + scenes):
-        drive = dataclasses.replace(base, seed=number, num_sweeps=past_sweeps + 1)
-        for index, frame in enumerate(simulate(drive)):
+    numbers = range(seed, seed + scenes)
+    drives = [dataclasses.replace(base, seed=n, num_sweeps=past_sweeps + 1) for n in numbers]
+    for number, frames in zip(numbers, simulate_all(drives, jobs)):
+        for index, frame in enumerate(frames):
             yield Moment(f"simulated-{number}", frame, wanted=index == past_sweeps)
 
 

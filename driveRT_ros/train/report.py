@@ -68,7 +68,7 @@ def _table(title: str, heads: Iterable[str], caption: str | None = None) -> Tabl
 def headline(evaluation: Evaluation) -> str:
     """Return mAP and NDS as a sentence."""
     if math.isnan(evaluation.nds):
-        return f"mAP {evaluation.mean_ap:.4f}; no NDS: the ground truth has no velocity."
+        return f"mAP {evaluation.mean_ap:.4f}; no NDS: the ground truth lacks velocities."
     return f"mAP {evaluation.mean_ap:.4f}, NDS {evaluation.nds:.4f}."
 
 

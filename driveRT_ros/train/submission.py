@@ -19,7 +19,7 @@ import torch
 from driveRT_ros.core.boxes import CENTER, SIZE_LWH, VELOCITY, YAW, yaw_to_quat_xyzw
 from driveRT_ros.core.errors import ConfigError
 from driveRT_ros.core.frame import NUSCENES_CLASSES, Detections, SceneFrame
-from driveRT_ros.train.evaluate import MAX_BOXES, upright_boxes
+from driveRT_ros.train.eval_boxes import MAX_BOXES, upright_boxes
 from driveRT_ros.train.matching import EvalBoxes
 
 USED = ("use_camera", "use_lidar", "use_radar", "use_map", "use_external")

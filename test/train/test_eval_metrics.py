@@ -10,14 +10,8 @@ import torch
 
 from driveRT_ros.core.errors import ConfigError
 from driveRT_ros.core.frame import NUSCENES_CLASSES, Detections
-from driveRT_ros.train.evaluate import (
-    EvalSettings,
-    Evaluation,
-    Evaluator,
-    attribute_of,
-    eval_frame,
-    without_racks,
-)
+from driveRT_ros.train.eval_boxes import EvalSettings, attribute_of, eval_frame, without_racks
+from driveRT_ros.train.evaluate import Evaluation, Evaluator
 from driveRT_ros.train.matching import (
     ERRORS,
     RECALL_LEVELS,

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import torch
 
 from driveRT_ros.cli import main
 from driveRT_ros.core.config import LidarConfig
@@ -22,6 +23,7 @@ from driveRT_ros.io.scene_bag import DETECTIONS, OBJECTS, write_scene_bag
 from driveRT_ros.io.typestore import message_type
 from driveRT_ros.sim.config import SimConfig
 from driveRT_ros.sim.simulate import simulate
+from driveRT_ros.train.eval_boxes import EvalSettings
 from driveRT_ros.train.eval_sources import (
     Answer,
     Detector,
@@ -35,7 +37,7 @@ from driveRT_ros.train.eval_sources import (
     nuscenes_frames,
     simulated,
 )
-from driveRT_ros.train.evaluate import EvalSettings, Evaluation, Evaluator
+from driveRT_ros.train.evaluate import Evaluation, Evaluator
 from driveRT_ros.train.plots import by_range, precision_recall
 from driveRT_ros.train.report import report
 from driveRT_ros.train.submission import Submission
@@ -99,6 +101,14 @@ def test_a_scene_does_not_depend_on_how_many_are_asked_for() -> None:
     (few,), many = list(simulated(1, 6, 0, TINY)), list(simulated(2, 5, 0, TINY))
     assert few.token == many[1].token == "simulated-6"
     assert np.array_equal(few.frame.points.xyz, many[1].frame.points.xyz)
+
+
+def test_the_number_of_processes_changes_nothing() -> None:
+    alone, together = list(simulated(3, 5, 1, TINY)), list(simulated(3, 5, 1, TINY, jobs=2))
+    assert [(m.token, m.wanted) for m in alone] == [(m.token, m.wanted) for m in together]
+    for ours, theirs in zip(alone, together):
+        assert np.array_equal(ours.frame.points.xyz, theirs.frame.points.xyz)
+        assert torch.equal(ours.frame.ground_truth.boxes, theirs.frame.ground_truth.boxes)
 
 
 def test_the_worst_frames_come_first() -> None:
@@ -292,6 +302,27 @@ def test_the_command_compares_a_recording_moved_by_three_metres(tmp_path: Path, 
     cars = json.loads((out / "report.json").read_text())["classes"]["car"]
     assert cars["num_truth"] > 5 and max(cars["ap"][:3]) < 0.02 and cars["ap"][3] > 0.6
     assert "Report and pictures are in" in capsys.readouterr().out
+
+
+def test_the_command_detects_in_a_bag_in_nuscenes_and_in_kitti(tmp_path: Path, capsys) -> None:
+    bags = recorded_drive(tmp_path)
+    data = MiniNuScenes(keyframes=2)
+    data.add_object("vehicle.car", dict.fromkeys(range(2), (110.0, 50.0, 1.0)))
+    data.write(tmp_path / "nuscenes")
+    write_frame(tmp_path / "kitti", label("Car", 0, 1.6, 10, 0.0))
+    submission = tmp_path / "s.json"
+    for source, frames in (
+        (("--bag", bags / "clouds", "--run"), 3),
+        (("--nuscenes", tmp_path / "nuscenes", "--split", "all", "--submission", submission), 2),
+        (("--kitti", tmp_path / "kitti"), 1),
+    ):
+        out = tmp_path / f"out{source[0]}"
+        options = ("--config", tiny_network(tmp_path), "--device", "cpu", "--worst", 0)
+        assert drivert("eval", *source, *options, "--out", out) == 0
+        tree = json.loads((out / "report.json").read_text())
+        assert tree["num_frames"] == frames and tree["about"]["weights"] == "untrained"
+    assert list(json.loads(submission.read_text())["results"]) == ["sample0", "sample1"]
+    assert "no NDS" in capsys.readouterr().out  # KITTI has no velocities
 
 
 @pytest.mark.parametrize(
