@@ -13,7 +13,7 @@ from concurrent.futures import ThreadPoolExecutor
 import torch
 
 from driveRT_ros.core.config import ModelConfig
-from driveRT_ros.core.gpu.heads import TILES
+from driveRT_ros.core.gpu.head_tactics import EXACT, MATRIX
 from driveRT_ros.core.nvrtc import compile_cubin, nvrtc_version
 from driveRT_ros.core.paths import share_path
 from driveRT_ros.core.plan import PRECISIONS, default_plan, domain_layers
@@ -75,9 +75,12 @@ def pooling():
 
 
 def heads():
-    """Return the kernels of the detection heads, for every width that they know."""
-    for width, tile in TILES.items():
-        yield "heads", tile.defines(width, width, 1), ARCHITECTURES
+    """Return the kernels of the detection heads: the published width for all architectures."""
+    for width, exact in EXACT.items():
+        measured = ARCHITECTURES if width == 128 else (*OLD, "sm_90")
+        yield exact.kernel, exact.defines(width, width, 1), measured
+    for (width, _), matrix in MATRIX.items():
+        yield matrix.kernel, matrix.defines(width, width, 1), NEW if width == 128 else ("sm_90",)
     for stem in ("select", "nms"):
         yield stem, {}, ARCHITECTURES
 

@@ -41,7 +41,7 @@ ENGINE = {
     **{stem: [stem] for stem in ("input_conv", "bev_merge", "sparse_conv")},
     **{stem: [stem] for stem in ("sparse_conv_mma", "sparse_conv_direct")},
     "epilogue": ["finish_groups"],
-    "heads": ["run_branches"],
+    **{stem: ["run_branches"] for stem in ("heads", "heads_mma")},
     "select": ["collect_candidates", "choose_candidates"],
     "nms": ["suppress_boxes"],
 }

@@ -8,6 +8,7 @@ import pytest
 import torch
 
 from driveRT_ros.core.config import LidarConfig
+from driveRT_ros.core.gpu.head_tactics import head_tactic
 from driveRT_ros.core.gpu.heads import EngineBackEnd, unsupported
 from driveRT_ros.core.gpu.replay import captured
 from driveRT_ros.core.stages import StageClock
@@ -27,8 +28,8 @@ from test.support.head_cases import (
 def heads_of(backend, monkeypatch):
     """Make the heads for a configuration and weights."""
 
-    def make(settings, tensors):
-        return HeadsCase(backend, monkeypatch, settings, tensors)
+    def make(settings, tensors, arithmetic="FFMA"):
+        return HeadsCase(backend, monkeypatch, settings, tensors, arithmetic)
 
     return make
 
@@ -67,6 +68,25 @@ def test_every_width_that_the_kernels_know_gives_the_boxes_of_the_reference(head
     settings = config(width, ("car", "truck,bus"))
     tensors = tensors_of(settings)
     check(heads_of(settings, tensors), settings, tensors, rows_of(70, width))
+
+
+@pytest.mark.parametrize("width", [16, 128])
+@pytest.mark.parametrize(("arithmetic", "tolerance"), [("F16X3", 1e-5), ("TF32", 5e-3)])
+def test_the_tensor_cores_give_the_boxes_of_the_reference(heads_of, width, arithmetic, tolerance):
+    settings = config(width, ("car", "truck,bus"), iou_nms_threshold=1.0)
+    tensors = tensors_of(settings)
+    bev = rows_of(300 if width == 16 else 140, width)
+    got = heads_of(settings, tensors, arithmetic).find(bev)
+    exact = heads_of(settings, tensors).find(bev)
+    for mine, theirs in zip(got.heat, exact.heat):
+        error = (mine - theirs).abs().max() / theirs.abs().max()
+        assert 0 < error < tolerance
+    assert len(exact.boxes) > 20
+    difference = (got.boxes[:, None] - exact.boxes[None]).abs().amax(dim=2)
+    difference[got.labels[:, None] != exact.labels[None]] = torch.inf
+    strong = got.scores > 0.51
+    assert strong.sum() > 20
+    assert difference.min(dim=1).values[strong].max() < 20 * tolerance
 
 
 @pytest.mark.parametrize("top_k", [1, 7, 500])
@@ -184,12 +204,30 @@ def test_the_heads_are_part_of_a_cuda_graph(backend, heads_of):
 
 def test_the_published_model_is_supported_on_every_chip():
     for capability in ((7, 5), (8, 0), (8, 6), (8, 9), (9, 0), (10, 0), (12, 0)):
-        assert unsupported(LidarConfig(), capability) == ""
+        for arithmetic in ("FFMA", "F64", "F16X3", "TF32", "F16"):
+            assert unsupported(LidarConfig(), arithmetic, capability) == ""
 
 
 def test_what_the_kernels_cannot_run_is_said():
-    assert "24 channels" in unsupported(config(24), (9, 0))
-    assert "'top_k' 513" in unsupported(config(top_k=513), (9, 0))
+    assert "24 channels" in unsupported(config(24), "FFMA", (9, 0))
+    assert "'top_k' 513" in unsupported(config(top_k=513), "FFMA", (9, 0))
+
+
+@pytest.mark.parametrize(
+    ("arithmetic", "capability", "kernel", "same"),
+    [
+        ("FFMA", (9, 0), "heads", "FFMA"),
+        ("F64", (9, 0), "heads", "FFMA"),
+        ("F16X3", (8, 6), "heads_mma", "F16X3"),
+        ("TF32", (8, 9), "heads_mma", "TF32"),
+        ("F16", (9, 0), "heads_mma", "TF32"),
+        ("F16", (7, 5), "heads", "FFMA"),
+        ("F16X3", (7, 5), "heads", "FFMA"),
+    ],
+)
+def test_the_hidden_layers_are_as_exact_as_the_layer_before(arithmetic, capability, kernel, same):
+    tactic = head_tactic(128, arithmetic, capability)
+    assert (tactic.kernel, tactic.arithmetic) == (kernel, same)
 
 
 class Recorder:

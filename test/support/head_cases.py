@@ -62,13 +62,16 @@ class HeadsCase:
         monkeypatch: Puts the shim in place of the GPU, where that is the backend.
         settings: Classes, thresholds and limits.
         tensors: Weights on the CPU.
-        capacity: Rows that fit.
+        arithmetic: Of the layer before.
+        capability: Of the GPU that the shim stands for.
     """
 
-    def __init__(self, backend, monkeypatch, settings, tensors, capacity=CAPACITY):
-        device = backend.device
+    def __init__(
+        self, backend, monkeypatch, settings, tensors, arithmetic="FFMA", capability=(9, 0)
+    ):
+        device, capacity = backend.device, CAPACITY
         if backend.name == "cpu-shim":
-            engine.put_on_the_shim(monkeypatch)
+            engine.put_on_the_shim(monkeypatch, capability)
             monkeypatch.setattr(engine, "BACKEND", backend)
         width = settings.model.channels[-1]
         self.features = torch.full((capacity, width), torch.nan, device=device)
@@ -79,7 +82,9 @@ class HeadsCase:
             counts=torch.zeros(2, dtype=torch.int32, device=device),
         )
         on_device = {name: tensor.to(device) for name, tensor in tensors.items()}
-        self.heads = heads_module.SparseHeads(settings, on_device, self.features, self.level)
+        self.heads = heads_module.SparseHeads(
+            settings, on_device, self.features, self.level, arithmetic
+        )
 
     def put(self, bev: SparseTensor, needed: int | None = None) -> None:
         """Put rows in place, as the backbone would; what lies behind them is of another frame."""

@@ -103,10 +103,12 @@ def engine_heads(
         config: Thresholds and limits.
         reference: Torch on the same device.
     """
-    level = engine.maps.levels[BEV_DILATED]
-    if unsupported(config, torch.cuda.get_device_capability(level.counts.device)):
+    level, last = engine.maps.levels[BEV_DILATED], engine.graph.bev[-1]
+    arithmetic = engine.plan.tactics[last.map_key].arithmetic
+    if unsupported(config, arithmetic, torch.cuda.get_device_capability(level.counts.device)):
         return reference
-    return EngineBackEnd(SparseHeads(config, tensors, engine.features, level), reference)
+    heads = SparseHeads(config, tensors, engine.features, level, arithmetic)
+    return EngineBackEnd(heads, reference)
 
 
 def make_engine(

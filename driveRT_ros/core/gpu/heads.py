@@ -18,24 +18,19 @@ from driveRT_ros.core.bev_grid import HEAD_STRIDE
 from driveRT_ros.core.boxes import BOX_DIM
 from driveRT_ros.core.config import LidarConfig
 from driveRT_ros.core.cuda import Kernel, Launch
+from driveRT_ros.core.errors import ConfigError
 from driveRT_ros.core.front_end import FrontResult
 from driveRT_ros.core.gpu.arena import Arena
 from driveRT_ros.core.gpu.frame_maps import LevelBuffers
+from driveRT_ros.core.gpu.head_tactics import EXACT, head_tactic
 from driveRT_ros.core.kernel_args import pack_structs, struct_dtype, struct_value
 from driveRT_ros.core.reference.decode import MAX_SIZE_M, MAX_SPEED_MPS
 from driveRT_ros.core.stages import StageClock
-from driveRT_ros.core.tactics import Tactic
+from driveRT_ros.core.tactics import ConvTactic
 from driveRT_ros.models.graph import BRANCHES
 
 CANDIDATES = 512
 """Candidates of a head that one block sorts and compares; kernels/heads.cuh."""
-TILES = {
-    16: Tactic(1, 64, 16, 4, 4, 3, 8),
-    32: Tactic(1, 64, 16, 4, 4, 3, 4),
-    64: Tactic(1, 64, 16, 4, 8, 3, 4),
-    128: Tactic(1, 64, 16, 8, 8, 3, 3),
-}
-"""How the hidden layers are computed, by their width: as exact FP32 convolutions of one tap."""
 SUPPRESS_SHARED_BYTES = 57_344  # kernels/nms.cu
 
 _THREADS, _SORTERS = 256, 512
@@ -43,19 +38,20 @@ _OUTPUTS = sum(channels for _, channels in BRANCHES)
 _FAULTS = ("non_finite_boxes", "implausible_boxes", "out_of_range_boxes")
 
 
-def unsupported(config: LidarConfig, capability: tuple[int, int]) -> str:
+def unsupported(config: LidarConfig, arithmetic: str, capability: tuple[int, int]) -> str:
     """Return why these kernels cannot run a model, or an empty string where they can.
 
     Args:
         config: Channels, heads, grid and ``top_k``.
+        arithmetic: Of the layer whose rows the heads read.
         capability: CUDA compute capability.
     """
     width, top_k = config.model.channels[-1], config.post_process_params.top_k
-    if width not in TILES:
-        return f"{width} channels; the kernels know {sorted(TILES)}"
+    if head_tactic(width, arithmetic, capability) is None:
+        return f"{width} channels; the kernels know {sorted(EXACT)}"
     if top_k > CANDIDATES:
         return f"'top_k' {top_k}; a block has room for {CANDIDATES}"
-    return TILES[width].supports(width, width, 9, capability)
+    return ""
 
 
 class SparseHeads:
@@ -66,6 +62,7 @@ class SparseHeads:
         tensors: ``head<i>.<branch>.<layer>.weight`` and ``.bias``, float32 on the device.
         features: (capacity, C) float32, rewritten by every frame.
         level: Coordinates and number of these rows.
+        arithmetic: Of the layer that made them; see :func:`head_tactic`.
     """
 
     def __init__(
@@ -74,6 +71,7 @@ class SparseHeads:
         tensors: Mapping[str, torch.Tensor],
         features: torch.Tensor,
         level: LevelBuffers,
+        arithmetic: str = "FFMA",
     ) -> None:
         self._config, self._level, self._features = config, level, features
         self._tensors = tensors
@@ -81,6 +79,7 @@ class SparseHeads:
         self._first = np.cumsum([0, *self._classes[:-1]]).tolist()
         self._rows = level.shape.row_capacity
         self._device = features.device
+        self._tactic = _tactic_of(features, arithmetic)
         self._blocks = torch.cuda.get_device_properties(self._device).multi_processor_count
         self._kept: list[torch.Tensor] = []  # kernels hold addresses alone
         heads, classes = len(self._classes), sum(self._classes)
@@ -152,11 +151,10 @@ class SparseHeads:
 
     def _layers(self, branch: str) -> dict[str, object]:
         """Return the weights of one branch."""
-        names = {
-            "hidden": "hidden.weight", "hidden_bias": "hidden.bias",
-            "weight": "out.weight", "bias": "out.bias",
-        }  # fmt: skip
-        return {k: self._keep(self._tensors[f"{branch}.{name}"]) for k, name in names.items()}
+        hidden, scale = self._tactic.pack(self._tensors[f"{branch}.hidden.weight"])
+        names = {"hidden_bias": "hidden.bias", "weight": "out.weight", "bias": "out.bias"}
+        plain = {k: self._keep(self._tensors[f"{branch}.{name}"]) for k, name in names.items()}
+        return {"hidden": self._keep(hidden), "scale": 1.0 / scale, **plain}
 
     def _heat_branches(self) -> list[dict[str, object]]:
         return [
@@ -189,18 +187,17 @@ class SparseHeads:
     def _branches(
         self, branches: list[dict[str, object]], rows: int, *, first: bool = False
     ) -> Launch:
-        """Bind one launch of kernels/heads.cu; the first of a frame follows no kernel of ours."""
-        width = self._features.shape[1]
-        tile = TILES[width]
+        """Bind one launch of many branches; the first of a frame follows no kernel of ours."""
+        tactic, width = self._tactic, self._features.shape[1]
         kernel = Kernel(
-            "heads", "run_branches", tile.defines(width, width, 1),
-            shared_bytes=tile.shared_bytes(width, width, 1), device=self._device,
+            tactic.kernel, "run_branches", tactic.defines(width, width, 1),
+            shared_bytes=tactic.shared_bytes(width, width, 1), device=self._device,
         )  # fmt: skip
-        resident = -(-self._blocks * tile.min_blocks // len(branches))
-        grid = (min(-(-rows // tile.tile_rows), resident), len(branches))
-        packed = self._keep(pack_structs("heads.cu", "HeadBranch", branches, self._device))
+        resident = -(-self._blocks * tactic.min_blocks // len(branches))
+        grid = (min(-(-rows // tactic.tile_rows), resident), len(branches))
+        packed = self._keep(pack_structs("branches.cuh", "HeadBranch", branches, self._device))
         args = (self._features, packed)
-        return kernel.bind(grid, tile.threads(width), *args, dependent=not first)
+        return kernel.bind(grid, tactic.threads(width), *args, dependent=not first)
 
     def _selection(self) -> list[Launch]:
         post, model = self._config.post_process_params, self._config.model
@@ -248,6 +245,14 @@ class SparseHeads:
         shared = SUPPRESS_SHARED_BYTES
         kernel = Kernel("nms", "suppress_boxes", shared_bytes=shared, device=self._device)
         return kernel.bind(len(self._classes), CANDIDATES, value, dependent=True)
+
+
+def _tactic_of(features: torch.Tensor, arithmetic: str) -> ConvTactic:
+    width = features.shape[1]
+    tactic = head_tactic(width, arithmetic, torch.cuda.get_device_capability(features.device))
+    if tactic is None:
+        raise ConfigError(f"No kernel runs heads of {width} channels; use {sorted(EXACT)}.")
+    return tactic
 
 
 class EngineBackEnd:
