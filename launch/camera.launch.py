@@ -4,12 +4,14 @@ ros2 launch driveRT_ros camera.launch.py namespace:=/sensing/camera image:=image
 
 Camera i publishes `<namespace>/camera<i>/<image>` and `<namespace>/camera<i>/camera_info`. Where
 cameras are named otherwise, or are more or fewer than six, list them in the parameter `cameras` and
-remap `~/input/image<i>` and `~/input/camera_info<i>`.
+remap `~/input/image<i>` and `~/input/camera_info<i>`. `rviz:=true` shows results and images; its
+layout has the image topics of the default arguments.
 """
 
 from launch.actions import DeclareLaunchArgument, SetEnvironmentVariable
+from launch.conditions import IfCondition
 from launch.substitutions import EnvironmentVariable, LaunchConfiguration, PathJoinSubstitution
-from launch_ros.actions import LifecycleNode
+from launch_ros.actions import LifecycleNode, Node
 from launch_ros.parameter_descriptions import ParameterValue
 from launch_ros.substitutions import FindPackageShare
 
@@ -42,6 +44,7 @@ def generate_launch_description():
                 "checkpoint", default_value="", description="weights; empty runs untrained ones"
             ),
             DeclareLaunchArgument("use_sim_time", default_value="false"),
+            DeclareLaunchArgument("rviz", default_value="false"),
             # Fast DDS loses most best-effort messages of image size over its default transports.
             SetEnvironmentVariable(
                 "FASTDDS_BUILTIN_TRANSPORTS",
@@ -69,6 +72,12 @@ def generate_launch_description():
                     },
                 ],
                 remappings=list(remappings()),
+            ),
+            Node(
+                package="rviz2",
+                executable="rviz2",
+                arguments=["-d", PathJoinSubstitution([share, "config", "rviz", "camera.rviz"])],
+                condition=IfCondition(LaunchConfiguration("rviz")),
             ),
         ]
     )
