@@ -42,7 +42,7 @@ def measure_reference(
     report: dict[str, Any] = {
         **machine(commit),
         "suite": "reference",
-        "cpu": _processor(),
+        "cpu": processor(),
         "threads": torch.get_num_threads(),
         "protocol": {"repeats": repeats},
         "frames": {},
@@ -94,7 +94,7 @@ def _time_frame(
     return found
 
 
-def _processor() -> str:
+def processor() -> str:
     """Return the name of the CPU, where the system tells it."""
     try:
         lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()

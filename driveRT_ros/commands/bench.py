@@ -3,6 +3,7 @@
 Every candidate is compared with a float64 run of the same network on the same frame first; one
 that fails has no time. On a GPU the sparse engine runs as one CUDA graph, from raw points to the
 rows that the heads share; its stages are graphs of their own. Wall times include the launches.
+``bench_grid.py`` beside has the suite ``grid``.
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 from rich.table import Table
 
+from driveRT_ros.commands import bench_grid
 from driveRT_ros.commands.common import console, progress
 from driveRT_ros.core.errors import ConfigError, DeviceError
 from driveRT_ros.core.plan import PRECISIONS
@@ -20,7 +22,7 @@ from driveRT_ros.core.plan import PRECISIONS
 if TYPE_CHECKING:
     from driveRT_ros.core.config import LidarConfig
 
-HELP = "check, then time, the sparse engine on this machine"
+HELP = "check, then time, the sparse engine or the grid operators on this machine"
 EXAMPLES = """\
 examples:
   drivert bench sparse                                 simulated frames, on the GPU
@@ -28,6 +30,7 @@ examples:
   drivert bench sparse --plan plan.json                the default Plan beside a tuned one
   drivert bench sparse --peers spconv,torch,cublas     beside what can be imported
   drivert bench sparse --device cpu                    the reference operators
+  drivert bench grid --sizes 7,500                     NanoVDB grids of 7 and 500 MB, on the GPU
 """
 
 PEERS = ("spconv", "torch", "cublas")
@@ -35,7 +38,7 @@ PEERS = ("spconv", "torch", "cublas")
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the options of ``drivert bench``."""
-    parser.add_argument("suite", choices=("sparse",), help="what to measure")
+    parser.add_argument("suite", choices=("sparse", "grid"), help="what to measure")
     parser.add_argument(
         "--device", choices=("cuda", "cpu"), default="cuda", help="cpu times the reference"
     )
@@ -51,6 +54,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--peers", metavar="NAMES", default="", help=f"by comma, of {', '.join(PEERS)}"
     )
     parser.add_argument("--rounds", type=int, default=4, help="interleaved rounds (default: 4)")
+    parser.add_argument("--sizes", metavar="MB", help="of grids, by comma (grid only)")
     parser.add_argument("--config", metavar="YAML", help="parameter file: grid and channels")
     parser.add_argument("--output", metavar="JSON", help="file for the result")
 
@@ -60,13 +64,19 @@ def execute(args: argparse.Namespace) -> int:
     from driveRT_ros.bench.sparse import write_report
     from driveRT_ros.core.config import LidarConfig
 
-    config = LidarConfig.from_yaml(args.config) if args.config else LidarConfig()
     if args.rounds < 1:
         raise ConfigError(f"Option --rounds must be at least 1, got {args.rounds}.")
     if args.output and not Path(args.output).resolve().parent.is_dir():
         raise ConfigError(f"The folder of '{args.output}' does not exist.")
-    report = _on_cpu(args, config) if args.device == "cpu" else _on_gpu(args, config)
-    _show(report)
+    if args.suite == "grid":
+        report = bench_grid.measure(args)
+        bench_grid.show(report)
+    else:
+        if args.sizes:
+            raise ConfigError("Option --sizes belongs to 'drivert bench grid'.")
+        config = LidarConfig.from_yaml(args.config) if args.config else LidarConfig()
+        report = _on_cpu(args, config) if args.device == "cpu" else _on_gpu(args, config)
+        _show(report)
     if args.output:
         write_report(report, Path(args.output))
         console.print(f"Wrote {args.output}.")

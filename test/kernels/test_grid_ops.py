@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 import torch
 
-from driveRT_ros.core import grid_ops
+from driveRT_ros.core import cuda, grid_ops
 from driveRT_ros.core.gpu import grid_ops as gpu
 from driveRT_ros.core.nanovdb_layout import FLOAT, INT32, ON_INDEX, converted, read_header
 from driveRT_ros.core.reference import grid_ops as reference
@@ -255,3 +255,15 @@ def test_operators_run_on_the_current_stream_and_in_a_graph():
         graph.replay()
         torch.cuda.synchronize()
         assert torch.equal(bits, expected) and torch.equal(found, records)
+
+
+@pytest.mark.parametrize(
+    ("stem", "names"),
+    [
+        ("grid_ops_checksum", ["crc_chunks"]),
+        ("grid_ops_stats", ["leaf_stats", "lower_stats", "upper_stats", "root_stats"]),
+        ("grid_ops_index", ["index_to_grid"]),
+    ],
+)
+def test_every_kernel_waits_for_the_one_before(stem, names):
+    assert all(cuda.waits_itself(stem, name) for name in names)

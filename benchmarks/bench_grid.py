@@ -1,0 +1,54 @@
+"""Check, then time, the operators on NanoVDB grids on a GPU: one JSON file.
+
+    python benchmarks/bench_grid.py --output benchmarks/results/grid-GPU-DATE.json
+
+``driveRT_ros/bench/grid.py`` says what is measured.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+from pathlib import Path
+
+REPO = Path(__file__).resolve().parents[1]
+sys.path.insert(0, str(REPO))
+
+import torch  # noqa: E402
+
+from driveRT_ros.bench.grid import CASES, measure, table  # noqa: E402
+from driveRT_ros.bench.timing import ceilings  # noqa: E402
+
+
+def main() -> None:
+    """Run it."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--sizes", default="1,7.4,69,506,2000,4000", help="million bytes, by comma")
+    parser.add_argument("--cases", default=",".join(CASES), help="by comma")
+    parser.add_argument("--samples", type=int, default=40, help="graph replays and calls timed")
+    parser.add_argument("--commit", default="", help="commit measured; by default git's")
+    parser.add_argument("--output", type=Path, help="JSON file to write")
+    args = parser.parse_args()
+    if not torch.cuda.is_available():
+        parser.error(f"torch {torch.__version__} finds no CUDA device")
+    cases = args.cases.split(",")
+    if set(cases) - set(CASES):
+        parser.error(f"no case {sorted(set(cases) - set(CASES))}; there are {list(CASES)}")
+    report = measure(
+        [float(size) for size in args.sizes.split(",")],
+        device=torch.device("cuda"),
+        cases=cases,
+        rounds=args.samples,
+        copy_tb_per_s=ceilings()["copy_tb_per_s"],
+        commit=args.commit,
+        told=lambda part: print(part, flush=True),
+    )
+    for line in table(report):
+        print(" | ".join(line))
+    if args.output:
+        args.output.write_text(json.dumps(report, indent=1) + "\n")
+
+
+if __name__ == "__main__":
+    main()
