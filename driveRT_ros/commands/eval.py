@@ -207,12 +207,15 @@ def _open(args: argparse.Namespace, config: LidarConfig) -> _Source:
 
 def _simulated(args: argparse.Namespace, config: LidarConfig) -> tuple[Iterable[Moment], str, int]:
     from driveRT_ros.sim.config import SimConfig
+    from driveRT_ros.train.config import FIRST_TRAINING_SEED
     from driveRT_ros.train.eval_sources import simulated
     from driveRT_ros.train.evaluate import HELD_OUT_SEED
 
     if args.sim < 1:
         raise ConfigError(f"Option --sim takes a number of scenes from 1 on, got {args.sim}.")
     seed = HELD_OUT_SEED if args.seed is None else args.seed
+    if seed + args.sim > FIRST_TRAINING_SEED:
+        console.print(f"Scenes with seeds from {FIRST_TRAINING_SEED} on may have been trained on.")
     base = SimConfig.from_yaml(args.sim_config) if args.sim_config else SimConfig()
     past = config.densification_params.num_past_frames
     name = f"simulator, seeds {seed} to {seed + args.sim - 1}"

@@ -15,6 +15,7 @@ import numpy as np
 from driveRT_ros.core.boxes import VELOCITY
 from driveRT_ros.core.errors import ConfigError
 from driveRT_ros.core.frame import NUSCENES_CLASSES
+from driveRT_ros.train.config import FIRST_TRAINING_SEED
 from driveRT_ros.train.eval_boxes import EvalFrame
 from driveRT_ros.train.matching import (
     ERROR_THRESHOLD_M,
@@ -29,8 +30,8 @@ from driveRT_ros.train.matching import (
     recall_at_precision,
 )
 
-HELD_OUT_SEED = 900_000
-"""First seed of simulated scenes to evaluate on: training begins at 1,000,000 and goes up."""
+HELD_OUT_SEED = FIRST_TRAINING_SEED - 100_000
+"""First seed of simulated scenes to evaluate on."""
 
 RANGE_EDGES_M = (0.0, 10.0, 20.0, 30.0, 40.0, 50.0)
 _UNDEFINED = {"traffic_cone": ("orient", "vel", "attr"), "barrier": ("vel", "attr")}

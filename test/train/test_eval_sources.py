@@ -23,6 +23,7 @@ from driveRT_ros.io.scene_bag import DETECTIONS, OBJECTS, write_scene_bag
 from driveRT_ros.io.typestore import message_type
 from driveRT_ros.sim.config import SimConfig
 from driveRT_ros.sim.simulate import simulate
+from driveRT_ros.train.config import FIRST_TRAINING_SEED
 from driveRT_ros.train.eval_boxes import EvalSettings
 from driveRT_ros.train.eval_sources import (
     Answer,
@@ -37,7 +38,7 @@ from driveRT_ros.train.eval_sources import (
     nuscenes_frames,
     simulated,
 )
-from driveRT_ros.train.evaluate import Evaluation, Evaluator
+from driveRT_ros.train.evaluate import HELD_OUT_SEED, Evaluation, Evaluator
 from driveRT_ros.train.plots import by_range, precision_recall
 from driveRT_ros.train.report import report
 from driveRT_ros.train.submission import Submission
@@ -292,6 +293,17 @@ def test_the_command_evaluates_simulated_scenes_and_leaves_report_and_pictures(
     assert set(tree["classes"]) == set(NUSCENES_CLASSES)
     submitted = json.loads((tmp_path / "s.json").read_text())["results"]
     assert list(submitted) == ["simulated-5", "simulated-6"]
+
+
+def test_scenes_are_held_out_unless_a_seed_asks_for_those_of_training(
+    tmp_path: Path, capsys
+) -> None:
+    assert HELD_OUT_SEED + 100_000 <= FIRST_TRAINING_SEED
+    small = ("--sim-config", tiny_scene(tmp_path), "--config", tiny_network(tmp_path))
+    options = (*small, "--set", "densification_params.num_past_frames=0", "--worst", 0)
+    for name, seed in (("held", ()), ("seen", ("--seed", FIRST_TRAINING_SEED))):
+        assert drivert("eval", "--sim", 1, *seed, *options, "--out", tmp_path / name) == 0
+        assert ("may have been trained on" in capsys.readouterr().out) == (name == "seen")
 
 
 def test_the_command_compares_a_recording_moved_by_three_metres(tmp_path: Path, capsys) -> None:
