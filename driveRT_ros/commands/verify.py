@@ -87,6 +87,24 @@ def execute(args: argparse.Namespace) -> int:
     return 0 if equal else 1
 
 
+def _lidar_node(recorded: RecordedFrames) -> str:
+    """Return the one LiDAR node of a recording, told by its fingerprints, else by its topic."""
+    marked = {k.node for k, f in recorded.frames.items() if f.stages is not None}
+    lidar = {k.node for k, f in recorded.frames.items() if f.stages and "points" in f.stages}
+    plain = {
+        k.node
+        for k, f in recorded.frames.items()
+        if f.detections is not None and f.detections.topic == f"{k.node}/output/detections"
+    }
+    nodes = sorted(lidar or plain - marked)
+    if len(nodes) != 1:
+        raise ConfigError(
+            f"Option --replay takes the frames of one LiDAR node, but '{recorded.name}' has those "
+            f"of {', '.join(nodes) or 'none'}."
+        )
+    return nodes[0]
+
+
 def _replayed(
     args: argparse.Namespace, recorded: RecordedFrames
 ) -> tuple[RecordedFrames, RecordedFrames]:
@@ -94,18 +112,8 @@ def _replayed(
     from driveRT_ros.commands import fresh_pass
     from driveRT_ros.commands.recorded_frames import bag_of
 
-    lidar = {
-        key.node
-        for key, frame in recorded.frames.items()
-        if frame.stages is not None and "points" in frame.stages
-    }
-    nodes = sorted(lidar) or recorded.nodes
-    if len(nodes) != 1:
-        raise ConfigError(
-            f"Option --replay takes the frames of one LiDAR node, but '{args.a}' has those of "
-            f"{', '.join(nodes)}."
-        )
-    mine = recorded.of_node(nodes[0])
+    node = _lidar_node(recorded)
+    mine = recorded.of_node(node)
     args.config = args.config or fresh_pass.parameters_of(args.a)
     config = detector_config(args)
     bag = args.clouds or str(bag_of(args.a))
@@ -120,7 +128,7 @@ def _replayed(
             fresh_pass.joined_clouds(bag, args.topic, config, skipped.append),
             fresh_pass.make_pipeline(config),
             {key.stamp_ns for key in mine.frames},
-            node=nodes[0],
+            node=node,
             with_bev=with_bev,
             advance=advance,
         )

@@ -23,7 +23,7 @@ STAGES: Mapping[str, str] = {
     "points": "points",
     "coords": "coordinates",
     "features": "features",
-    "bev": "bird's-eye-view rows",
+    "bev": "bird's-eye view",
     "grid": "bird's-eye-view grid",
     "detections": "detections",
     DETECTIONS_MSG: "detections message",

@@ -14,9 +14,10 @@ import pytest
 from driveRT_ros.cli import main
 from driveRT_ros.commands.recorded_frames import read_frames
 from driveRT_ros.core.fingerprint import STAGES
+from driveRT_ros.io.bag import BagWriter
 from driveRT_ros.io.fingerprint import FINGERPRINT, decode_fingerprint, encode_fingerprint
 from driveRT_ros.io.typestore import deserialize, message_type, serialize
-from test.support.bags import PERIOD_NS, START_NS, write_drive
+from test.support.bags import PERIOD_NS, START_NS, messages, write_drive
 from test.support.demo_files import drivert
 from test.support.recorded import (
     BOXES,
@@ -28,6 +29,7 @@ from test.support.recorded import (
 )
 
 FRAMES = 4
+BOX_TYPE = "vision_msgs/msg/Detection3DArray"
 ALL_STAGES = [s for s in STAGES if s != "images"]
 
 
@@ -121,9 +123,9 @@ def test_without_fingerprints_the_messages_are_compared_field_by_field(
     def move(topic: str, index: int, raw: bytes) -> bytes:
         if topic != BOXES or index != 3:
             return raw
-        message = deserialize(raw, "vision_msgs/msg/Detection3DArray")
+        message = deserialize(raw, BOX_TYPE)
         message.detections[1].bbox.center.position.y += 0.5
-        return serialize(message, "vision_msgs/msg/Detection3DArray")
+        return serialize(message, BOX_TYPE)
 
     moved = rewritten(plain, tmp_path / "moved", move)
     assert verify(plain, recorded)[0] == verify(plain, plain)[0] == 0
@@ -207,6 +209,11 @@ def test_what_cannot_be_told_ends_with_2_and_says_why(recorded, verify, tmp_path
     code, text = verify(bare)
     assert code == 2 and "can be checked" in text
     assert verify(recorded, recorded, "--replay")[0] == 2
+    with BagWriter(tmp_path / "truth") as writer:
+        for stamp_ns, raw in messages(recorded, BOXES):
+            writer.write("/ground_truth/detections", BOX_TYPE, raw, stamp_ns)
+    code, text = verify(tmp_path / "truth", "--replay")  # what is true, no node has found
+    assert code == 2 and "one LiDAR node" in text and "none" in text
 
 
 @pytest.mark.nodes
