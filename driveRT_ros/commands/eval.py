@@ -124,6 +124,8 @@ def execute(args: argparse.Namespace) -> int:
     from driveRT_ros.train.submission import Submission
 
     settings = _settings(args)
+    if args.submission and not Path(args.submission).resolve().parent.is_dir():
+        raise ConfigError(f"The folder of '{args.submission}' does not exist.")
     config = detector_config(args, _forced(args))
     source = _open(args, config)
     out = output_folder(args)
@@ -266,14 +268,11 @@ def _detecting(
         weights = load_weights(path, config, layout=config.checkpoint_layout)
         about |= {"weights": Path(path).name, "weights_sha256": file_sha256(Path(path))}
     pipeline = LidarPipeline(config, weights, config.device)
-    about |= {"device": str(pipeline.device), "num_past_frames": _past(config)}
+    past = config.densification_params.num_past_frames
+    about |= {"device": str(pipeline.device), "num_past_frames": past}
     if pipeline.plan_note:
         console.print(pipeline.plan_note)
     return _Source(moments, total, Detector(pipeline), about)
-
-
-def _past(config: LidarConfig) -> int:
-    return config.densification_params.num_past_frames
 
 
 def _shown(moments: Iterable[Moment], total: int | None) -> Iterator[Moment]:
