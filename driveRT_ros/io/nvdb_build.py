@@ -14,14 +14,15 @@ import numpy.typing as npt
 from driveRT_ros.core import nanovdb_layout as layout
 from driveRT_ros.core.errors import ConfigError, InvalidFrame
 from driveRT_ros.core.nanovdb_layout import BLIND, FLOAT, GRID, HEAD, INT32, ON_INDEX, TREE, Layout
-from driveRT_ros.io.nvdb_checksum import BLOCK, sign
+from driveRT_ros.core.reference.grid_ops import BLOCK
+from driveRT_ros.io.nvdb_checksum import sign
 from driveRT_ros.io.nvdb_grid import NanoGrid
 from driveRT_ros.io.nvdb_topology import Topology, boxes, set_bits, sort_voxels
 
 VALUE_VERSION = (32, 6, 0)
-"""Of grids of values. Their checksum is the old one, which every 32.x reader can verify."""
+"""Of grids of values: tools since OpenVDB 10 read it and verify the checksum of the head."""
 INDEX_VERSION = (32, 9, 0)
-"""Of OnIndex grids. Their checksum covers the channels, too; readers before 32.6 know neither."""
+"""Of OnIndex grids, which older tools do not know: the checksum covers the channels, too."""
 MAX_NAME = 255
 _CHANNEL_ARRAY = 4
 _ALIGNMENT = 32

@@ -13,16 +13,15 @@ most tools do, without it; the sum of the blocks goes into words that such grids
 from __future__ import annotations
 
 import zlib
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 
 import numpy as np
 
 from driveRT_ros.core import nanovdb_layout as layout
 from driveRT_ros.core.errors import InvalidFrame
 from driveRT_ros.core.nanovdb_layout import EMPTY_CHECKSUM, GRID, HEAD, HEAD_FROM, TREE, GridHeader
+from driveRT_ros.core.reference.grid_ops import BLOCK, chunks
 
-BLOCK = 4096
-"""Bytes of a block of the tail; the last one also takes the remainder."""
 OWN_TAIL = int.from_bytes(b"driveRT1", "little")
 """Marks, in ``data1``, an old grid of values whose tail has its CRC-32 in ``data0``."""
 
@@ -54,17 +53,16 @@ def _sums(parts: Iterable[np.ndarray], kind: str) -> bytes:
     return np.array([zlib.crc32(part.data) for part in parts], kind).tobytes()
 
 
-def _blocks(tail: np.ndarray) -> Iterable[np.ndarray]:
+def _blocks(tail: np.ndarray) -> Iterator[np.ndarray]:
     count = len(tail) // BLOCK
     for i in range(count):
         yield tail[i * BLOCK : (i + 1) * BLOCK if i + 1 < count else len(tail)]
 
 
-def _nodes(grid: np.ndarray, header: GridHeader) -> Iterable[np.ndarray]:
-    levels = zip(header.node_offsets, header.node_counts, header.layout.nodes)
-    for offset, count, node in reversed(list(levels)):
-        for begin in range(offset, offset + count * node.itemsize, node.itemsize):
-            yield grid[begin : begin + node.itemsize]
+def _nodes(grid: np.ndarray, header: GridHeader) -> Iterator[np.ndarray]:
+    for offset, size, count in chunks(header):
+        for begin in range(offset, offset + count * size, size):
+            yield grid[begin : begin + size]
 
 
 def sign(grid: np.ndarray) -> None:

@@ -9,6 +9,7 @@ none, against the grids.
 from __future__ import annotations
 
 import os
+import sys
 import zlib
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -76,6 +77,7 @@ def read_nvdb(path: str | Path) -> list[NanoGrid]:
         data = np.fromfile(path, np.uint8)
     except OSError as error:
         raise ConfigError(f"NanoVDB file '{path}' cannot be read: {error.strerror}.") from None
+    data.flags.writeable = False
     grids: list[NanoGrid] = []
     at = 0
     while at < len(data) or not grids:
@@ -123,14 +125,10 @@ class _Segment:
             where = f"grid '{name}' (number {i} in '{self._path}')"
             stored = self._slice(int(record["file_size"]), where)
             size = int(record["grid_size"])
-            data, intact = (stored, True) if not self._codec else _inflate(stored, size, where)
+            data, fault = (stored, "") if not self._codec else _inflate(stored, size, where)
             header = verify(data, where)
-            if not intact:
-                raise InvalidFrame(
-                    f"The {where} is damaged: its compressed bytes have another Adler-32 than was "
-                    "stored with them; copy or export the file again.",
-                    code="checksum",
-                )
+            if fault:
+                raise _bad_stream(where, fault)
             grid = NanoGrid(data, header, name)
             self._compare(grid, record, raw_name, where)
             yield grid
@@ -206,11 +204,12 @@ def _check_magic(magic: bytes, path: str, at: int) -> None:
     raise ConfigError(f"'{path}' is no NanoVDB file: it begins with {magic!r}.")
 
 
-def _inflate(stored: np.ndarray, size: int, where: str) -> tuple[np.ndarray, bool]:
-    """Return the bytes of a grid, and whether they have the Adler-32 of the stream.
+def _inflate(stored: np.ndarray, size: int, where: str) -> tuple[np.ndarray, str]:
+    """Return the bytes of a grid, and why they are not those that were compressed, or "".
 
-    The sum is not left to zlib, so that a damaged grid is still there for its own checksum to say
-    which part of it is at fault.
+    Its sums are not left to zlib, so that a damaged grid is still there for its own checksum to
+    say which part of it is at fault. Files of ours have the CRC-32 of the stream behind it, which
+    readers do not look at: in long runs of zeros a damaged stream may well give the same bytes.
     """
     raw = stored.tobytes()
     stream = raw[8:]
@@ -221,13 +220,18 @@ def _inflate(stored: np.ndarray, size: int, where: str) -> tuple[np.ndarray, boo
         raise _bad_stream(where, f"it begins with {stream[:2].hex()}, which is no zlib stream")
     machine = zlib.decompressobj(-zlib.MAX_WBITS)
     try:
-        data = machine.decompress(stream[2:], size + 1)
+        data = machine.decompress(stream[2:], min(size + 1, sys.maxsize))
     except zlib.error as error:
         raise _bad_stream(where, str(error)) from None
-    if len(data) != size or not machine.eof or len(machine.unused_data) != 4:
+    adler, crc = machine.unused_data[:4], machine.unused_data[4:]
+    if len(data) != size or not machine.eof or len(adler) != 4 or len(crc) not in (0, 4):
         raise _bad_stream(where, f"it does not hold the {size} bytes of the grid")
-    intact = zlib.adler32(data) == int.from_bytes(machine.unused_data, "big")
-    return np.frombuffer(data, np.uint8), intact
+    fault = ""
+    if zlib.adler32(data) != int.from_bytes(adler, "big"):
+        fault = "its Adler-32 is not that of the grid"
+    elif crc and zlib.crc32(stream[:-4]) != int.from_bytes(crc, "little"):
+        fault = "its CRC-32 is another than was stored with it"
+    return np.frombuffer(data, np.uint8), fault
 
 
 def _bad_stream(where: str, why: str) -> InvalidFrame:
@@ -280,6 +284,7 @@ def write_nvdb(path: str | Path, grids: Sequence[NanoGrid], codec: str = "zip") 
 
 def _deflate(data: np.ndarray) -> bytes:
     stream = zlib.compress(data.data, ZIP_LEVEL)
+    stream += zlib.crc32(stream).to_bytes(4, "little")
     return len(stream).to_bytes(8, "little") + stream
 
 

@@ -15,11 +15,11 @@ import numpy.typing as npt
 from driveRT_ros.core import nanovdb_layout as layout
 from driveRT_ros.core.errors import ConfigError, InvalidFrame
 from driveRT_ros.core.nanovdb_layout import BLIND, GRID, HEAD, ON_INDEX, TREE
+from driveRT_ros.core.reference.grid_ops import bits_of, nodes_of, origins_of_keys, tiles_of
 from driveRT_ros.io.nvdb_checksum import protection
 
 CHANNEL_TYPES = {1: np.dtype("<f4"), 4: np.dtype("<i4")}
 """Types of blind data that are read as channels, by number."""
-_KEY_BITS, _KEY_MASK = 21, 0xFFFFF
 
 
 @dataclass(frozen=True, eq=False)
@@ -59,9 +59,7 @@ class NanoGrid:
     @cached_property
     def root(self) -> np.void:
         """The root without its tiles."""
-        begin = self.header.node_offsets[3]
-        kind = self.header.layout.root
-        return self.data[begin : begin + kind.itemsize].view(kind)[0]
+        return nodes_of(self.data, self.header, 3)[0]
 
     @property
     def voxel_count(self) -> int:
@@ -86,14 +84,11 @@ class NanoGrid:
                 f"The nodes of grid '{self.name}' are not stored level by level, so it cannot be "
                 "read; write it again with nanovdb_convert."
             )
-        begin, kind = self.header.node_offsets[level], self.header.layout.nodes[level]
-        return self.data[begin : begin + self.header.node_counts[level] * kind.itemsize].view(kind)
+        return nodes_of(self.data, self.header, level)
 
     def tiles(self) -> np.ndarray:
         """Return the tiles of the root as records."""
-        begin = self.header.node_offsets[3] + self.header.layout.root.itemsize
-        kind = self.header.layout.tile
-        return self.data[begin : begin + self.header.table_size * kind.itemsize].view(kind)
+        return tiles_of(self.data, self.header)
 
 
 @dataclass(frozen=True, eq=False)
@@ -130,12 +125,6 @@ class GridTiles:
         return len(self.edge)
 
 
-def unpack_mask(words: np.ndarray) -> npt.NDArray[np.bool_]:
-    """Return the bits of (N, W) uint64 words as (N, 64 W) bool, lowest bit first."""
-    rows = np.ascontiguousarray(words)
-    return np.unpackbits(rows.view(np.uint8), axis=1, bitorder="little").view(bool)
-
-
 def slot_xyz(slots: npt.NDArray[np.int64], bits: int) -> npt.NDArray[np.int64]:
     """Return (N, 3) x, y, z inside a node of 2**bits entries along each axis."""
     low = (1 << bits) - 1
@@ -149,7 +138,7 @@ def active_voxels(grid: NanoGrid) -> GridVoxels:
         ConfigError: If the nodes are not stored level by level.
     """
     leaves = grid.nodes(0)
-    leaf, slot = np.nonzero(unpack_mask(leaves["value_mask"]))
+    leaf, slot = np.nonzero(bits_of(leaves["value_mask"]))
     first = leaves["bbox_min"].astype(np.int64) & -layout.LEAF_EDGE
     coords = (first[leaf] + slot_xyz(slot, 3)).astype(np.int32)[:, ::-1]
     if grid.header.layout is ON_INDEX:
@@ -167,7 +156,7 @@ def active_tiles(grid: NanoGrid) -> GridTiles:
     tiles = grid.tiles()
     tiles = tiles[(tiles["child"] == 0) & (tiles["state"] != 0)]
     edge = np.full(len(tiles), layout.UPPER_EDGE, np.int32)
-    found.append(GridTiles(_tile_zyx(tiles["key"]), edge, tiles["value"]))
+    found.append(GridTiles(origins_of_keys(tiles["key"])[:, ::-1], edge, tiles["value"]))
     return GridTiles(
         np.concatenate([t.first_zyx for t in found]),
         np.concatenate([t.edge for t in found]),
@@ -178,20 +167,13 @@ def active_tiles(grid: NanoGrid) -> GridTiles:
 def _node_tiles(grid: NanoGrid, level: int, edge: int, bits: int) -> GridTiles:
     """Return the active tiles of all nodes of one level."""
     nodes = grid.nodes(level)
-    mask = unpack_mask(nodes["value_mask"]) & ~unpack_mask(nodes["child_mask"])
+    mask = bits_of(nodes["value_mask"]) & ~bits_of(nodes["child_mask"])
     node, slot = np.nonzero(mask)
     first = nodes["bbox"][:, 0].astype(np.int64) & -(edge << bits)
     first_zyx = (first[node] + edge * slot_xyz(slot, bits)).astype(np.int32)[:, ::-1]
     table = np.ascontiguousarray(nodes["table"][node, slot])
     values = table.view(grid.header.layout.value)[:: 8 // grid.header.layout.value.itemsize]
     return GridTiles(first_zyx, np.full(len(node), edge, np.int32), values)
-
-
-def _tile_zyx(keys: npt.NDArray[np.uint64]) -> npt.NDArray[np.int32]:
-    """Return (N, 3) int32 least coordinates of root tiles: z is in the lowest 21 bits of a key."""
-    signed = keys.astype(np.int64)
-    cells = [signed >> _KEY_BITS * axis & _KEY_MASK for axis in range(3)]
-    return (np.stack(cells, axis=1) << 12).astype(np.uint32).view(np.int32)
 
 
 def channels(grid: NanoGrid) -> dict[str, np.ndarray]:

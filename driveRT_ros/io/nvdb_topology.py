@@ -93,19 +93,18 @@ def sort_voxels(coords_zyx: npt.NDArray[np.integer]) -> Topology:
 def _checked_coords(coords_zyx: npt.NDArray[np.integer]) -> npt.NDArray[np.int64]:
     """Return (V, 3) int64 x, y, z."""
     coords = np.asarray(coords_zyx)
-    bad = coords.ndim != 2 or coords.shape[1] != 3 or coords.dtype.kind not in "iu"
-    if bad:
+    if coords.ndim != 2 or coords.shape[1] != 3 or coords.dtype.kind not in "iu":
         got = f"{coords.dtype} {coords.shape}"
         raise InvalidFrame("Voxels need coordinates.", "coords_zyx", got, "(V, 3) integers")
-    xyz = coords.astype(np.int64)[:, ::-1]
-    if len(xyz) and not -(2**31) <= xyz.min() <= xyz.max() < 2**31 - 1:
+    low, high = (int(coords.min()), int(coords.max())) if len(coords) else (0, 0)
+    if low < -(2**31) or high >= 2**31 - 1:  # boxes end one past the largest
         raise InvalidFrame(
             "A coordinate does not fit into 32 bits.",
             "coords_zyx",
-            [int(xyz.min()), int(xyz.max())],
+            [low, high],
             "-2**31 to 2**31 - 2",
         )
-    return xyz
+    return coords.astype(np.int64)[:, ::-1]
 
 
 def boxes(xyz: npt.NDArray[np.int32], starts: npt.NDArray[np.int64]) -> npt.NDArray[np.int32]:
