@@ -18,7 +18,6 @@ from driveRT_ros.io.bag import BagWriter
 from driveRT_ros.io.fingerprint import FINGERPRINT, decode_fingerprint, encode_fingerprint
 from driveRT_ros.io.typestore import deserialize, message_type, serialize
 from test.support.bags import PERIOD_NS, START_NS, messages, write_drive
-from test.support.demo_files import drivert
 from test.support.recorded import (
     BOXES,
     MARKS,
@@ -214,18 +213,3 @@ def test_what_cannot_be_told_ends_with_2_and_says_why(recorded, verify, tmp_path
             writer.write("/ground_truth/detections", BOX_TYPE, raw, stamp_ns)
     code, text = verify(tmp_path / "truth", "--replay")  # what is true, no node has found
     assert code == 2 and "one LiDAR node" in text and "none" in text
-
-
-@pytest.mark.nodes
-def test_two_runs_and_a_fresh_pass_over_their_input_are_equal(tmp_path: Path, verify) -> None:
-    """The node, over the middleware and a recorder, gives what the pipeline gives by itself."""
-    recorded = write_recorded(tmp_path, 3)
-    drive = tmp_path / "drive"
-    done = drivert(
-        "run", "--bag", drive, "--config", tmp_path / "network.yaml", "--out", tmp_path / "run"
-    )
-    assert done.returncode == 0, done.stdout + done.stderr
-    code, text = verify(recorded, tmp_path / "run")
-    assert code == 0 and "Equal: 3 frames" in text and "detections message 3 0" in text
-    code, text = verify(tmp_path / "run", "--replay", "--clouds", drive)
-    assert code == 0 and "points 3 0" in text
