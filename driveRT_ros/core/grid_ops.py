@@ -1,5 +1,7 @@
 """Maintain NanoVDB grids where they lie: checksums, statistics, index grids turned into values.
 
+``crc32_bits`` takes any tensor.
+
 A grid is (bytes,) uint8 on the CPU or a CUDA device. On the CPU the reference runs; on CUDA kernels
 do, on the current stream, with the same result bit by bit. What the host must know of a grid is its
 ``header``: pass it and nothing waits for the GPU; without it the first bytes are copied here first.
@@ -8,6 +10,8 @@ The nodes of a grid are trusted: check what came from a file (its checksum) befo
 """
 
 from __future__ import annotations
+
+import zlib
 
 import numpy as np
 import torch
@@ -25,6 +29,7 @@ __all__ = [
     "Statistics",
     "checksum",
     "checksum_bits",
+    "crc32_bits",
     "grid_header",
     "grid_stats",
     "index_to_grid",
@@ -56,7 +61,8 @@ def checksum(grid: torch.Tensor, header: GridHeader | None = None) -> tuple[int,
     The head is the grid and tree data without magic and checksum. The tail is the CRC of the CRCs
     of blocks of 4 KB from the root on, the last of which takes the remainder; of a grid shorter
     than a block it is 0. In grids of version 32.6.0 and before, the head goes up to the first node
-    and the tail is the CRC of the CRCs of nodes.
+    and the tail is the CRC of the CRCs of nodes, 4 bytes each, as NanoVDB reads them since; tools
+    of that time wrote 8 bytes each on 64-bit Linux, so the tail of an old file may be another.
 
     Args:
         grid: (bytes,) uint8.
@@ -78,6 +84,24 @@ def checksum_bits(grid: torch.Tensor, header: GridHeader | None = None) -> torch
         return gpu.checksum(_aligned(grid), header)
     pair = np.array(reference.checksum(grid.numpy(), header), np.uint32)
     return torch.from_numpy(pair.view(np.int32))
+
+
+def crc32_bits(data: torch.Tensor) -> torch.Tensor:
+    """Return the bits of the CRC-32, that of zlib, of all bytes of any tensor, without waiting.
+
+    Args:
+        data: Any shape and type; one that is not contiguous is copied.
+
+    Returns:
+        (1,) int32 on the tensor's device; 0 for no bytes.
+    """
+    data = data.contiguous()
+    if data.is_cuda:
+        from driveRT_ros.core.gpu import grid_ops as gpu  # needs a driver
+
+        return gpu.crc32(data if data.data_ptr() % 4 == 0 else data.clone())
+    crc = np.array([zlib.crc32(data.view(-1).view(torch.uint8).numpy().data)], np.uint32)
+    return torch.from_numpy(crc.view(np.int32))
 
 
 def store_checksum(grid: torch.Tensor, header: GridHeader | None = None) -> None:

@@ -84,6 +84,19 @@ def test_a_stored_checksum_is_read_back():
     assert grid_ops.grid_header(grid).checksum == grid_ops.checksum(grid)
 
 
+@pytest.mark.parametrize(
+    "data",
+    [
+        torch.arange(10_000, dtype=torch.float32).view(100, 100).t(),
+        torch.zeros(0, 5),
+        torch.tensor(7, dtype=torch.int16),
+    ],
+)
+def test_the_crc_of_a_tensor_is_that_of_its_bytes_in_order(data):
+    bits = grid_ops.crc32_bits(data)
+    assert int(bits) & 0xFFFFFFFF == zlib.crc32(data.contiguous().numpy().tobytes())
+
+
 # ---- statistics ---------------------------------------------------------------------------------
 
 

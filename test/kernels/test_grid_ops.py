@@ -47,20 +47,31 @@ def checksum(backend, grid, resident=8):
     return tuple(int(v) & 0xFFFFFFFF for v in bits.tolist())
 
 
-def test_products_bring_a_register_past_zeros():
-    tables, powers = gpu.operators()
-    assert tables.shape == (6, 7, 32) and powers.shape == (32,)
+@pytest.mark.parametrize("piece", [1, 1024])
+def test_products_bring_a_register_past_zeros(piece):
+    tables, powers = gpu.operators(piece)
+    assert tables.shape == (10, 7, 32) and powers.shape == (32,)
     register = 0x12345678
-    for k in range(6):
+    for k, words in enumerate((1, 2, 4, 8, 16, 32, piece, 2 * piece, 4 * piece, 8 * piece)):
         # zlib begins with all ones and ends with their complement: two sums cancel both.
-        zeros = bytes(4 * 2**k)
-        word = register.to_bytes(4, "little")
-        linear = zlib.crc32(word + zeros[4:]) ^ zlib.crc32(zeros)
+        linear = zlib.crc32(register.to_bytes(4, "little") + bytes(4 * words - 4))
+        linear ^= zlib.crc32(bytes(4 * words))
         digits = [register >> 5 * d & 31 for d in range(7)]
-        looked_up = functools.reduce(
-            int.__xor__, (int(tables[k, d, e]) for d, e in enumerate(digits))
-        )
-        assert int(gpu.product(register, powers[k])) == looked_up == linear
+        found = (int(tables[k, d, e]) for d, e in enumerate(digits))
+        power = powers[words.bit_length() - 1]
+        assert functools.reduce(int.__xor__, found) == linear == int(gpu.product(register, power))
+
+
+@pytest.mark.parametrize(
+    "size", [*range(9), 127, 128, 129, 4095, 4096, 4097, 8192, 32769, 36866, 98307, 300_001]
+)
+def test_the_crc_of_any_bytes_is_that_of_zlib(backend, size):
+    data = np.random.default_rng(size).integers(0, 256, size, np.uint8)
+    tensor, buffers = on_device(backend, data)
+    for resident in (1, 3, 100):
+        bits = gpu.crc32(tensor, runner(backend), resident)
+        assert bits.shape == (1,) and int(bits) & 0xFFFFFFFF == zlib.crc32(data.data)
+    assert buffers.intact()
 
 
 @pytest.mark.parametrize("tail", TAILS)
@@ -235,6 +246,8 @@ def test_public_functions_run_on_the_device_of_the_grid():
         grid_ops.grid_stats(grid, known, write=True)
         grid_ops.store_checksum(grid, known)
     assert torch.equal(made.cpu(), expected)
+    for data in (index[:0], index[:70_001], values, values[::3]):
+        assert int(grid_ops.crc32_bits(data.cuda())) == int(grid_ops.crc32_bits(data))
     moved = torch.cat([torch.zeros(4, dtype=torch.uint8, device="cuda"), made])[4:]
     assert grid_ops.checksum(moved) == grid_ops.checksum(expected)
 

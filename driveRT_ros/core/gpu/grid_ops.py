@@ -13,12 +13,12 @@ from driveRT_ros.core.cuda import Kernel
 from driveRT_ros.core.grid_types import STATS, GridStats
 from driveRT_ros.core.kernel_args import struct_value
 from driveRT_ros.core.nanovdb_layout import HEAD_FROM, GridHeader
-from driveRT_ros.core.reference.grid_ops import chunks, head_end
+from driveRT_ros.core.reference.grid_ops import BLOCK, chunks, head_end
 
 WARPS, THREADS, LEAF_THREADS, UPPER_PARTS = 8, 128, 256, 8
 """As in kernels/grid_ops_*.cu."""
 _POLYNOMIAL, _ONE = 0xEDB88320, 0x80000000
-_SHIFTS, _DIGITS = 6, 7
+_WORD_SHIFTS, _PIECE_SHIFTS, _DIGITS = 6, 4, 7
 _BLOCKS_PER_PROCESSOR = 6  # of the checksum: all that its registers let in, so one wave does it
 
 Run = Callable[..., None]
@@ -39,27 +39,58 @@ def product(a: np.ndarray | int, b: np.ndarray | int) -> np.ndarray:
 
 
 @functools.cache
-def operators() -> tuple[np.ndarray, np.ndarray]:
+def operators(piece_words: int) -> tuple[np.ndarray, np.ndarray]:
     """Return the operators that bring a register past zeros.
 
+    Args:
+        piece_words: Words of a piece, a power of two: 1 where the pieces are CRCs in a list.
+
     Returns:
-        (6, 7, 32) uint32: entry (k, d, e) is e shifted left by 5 d bits, past 2**k words; and (32,)
-        uint32: x to the power 32 * 2**k, the product with which brings a register past 2**k words.
+        (10, 7, 32) uint32: entry (k, d, e) is e shifted left by 5 d bits, past 1, 2, 4, 8, 16, 32
+        words, then past 1, 2, 4, 8 pieces; and (32,) uint32: x to the power 32 * 2**k, the product
+        with which brings a register past 2**k words.
     """
     powers = [product(_ONE >> 1, 1)]  # x times x^31
     while len(powers) < 32:
         powers.append(product(powers[-1], powers[-1]))
-    entries = (
-        np.arange(32, dtype=np.uint64)[None] << (5 * np.arange(_DIGITS, dtype=np.uint64))[:, None]
-    )
-    digits = (entries & 0xFFFFFFFF).astype(np.uint32)
-    return np.stack([product(digits, power) for power in powers[:_SHIFTS]]), np.array(powers)
+    shifts = 5 * np.arange(_DIGITS, dtype=np.uint64)[:, None]
+    digits = (np.arange(32, dtype=np.uint64)[None] << shifts & 0xFFFFFFFF).astype(np.uint32)
+    first = piece_words.bit_length() - 1
+    chosen = [*range(_WORD_SHIFTS), *range(first, first + _PIECE_SHIFTS)]
+    return np.stack([product(digits, powers[k]) for k in chosen]), np.array(powers)
 
 
 @functools.cache
-def _operators_on(device: torch.device) -> tuple[torch.Tensor, torch.Tensor]:
-    tables, powers = (torch.from_numpy(part.view(np.int32)) for part in operators())
-    return tables.contiguous().to(device), powers.to(device)
+def _operators_on(device: torch.device, piece_words: int) -> dict[str, torch.Tensor]:
+    parts = (torch.from_numpy(part.view(np.int32)) for part in operators(piece_words))
+    return {name: part.to(device) for name, part in zip(("tables", "powers"), parts)}
+
+
+def crc32(data: torch.Tensor, run: Run | None = None, resident: int = 0) -> torch.Tensor:
+    """Enqueue the CRC-32 of all bytes of a tensor.
+
+    Args:
+        data: Contiguous, aligned to 4 bytes.
+        run: Launches a kernel; by default on the device of the tensor.
+        resident: Blocks that run at once; as many as the device holds by default.
+
+    Returns:
+        (1,) int32: the bits of the CRC.
+    """
+    run = run or _launcher(data.device)
+    out = torch.full((1,), -1 if data.nbytes else 0, dtype=torch.int32, device=data.device)
+    count = max(data.nbytes - 1, 0) // BLOCK  # whole chunks; what follows has 1 to 4096 bytes
+    rounds, blocks = _spread(count, resident or _resident(data.device))
+    fields = {
+        **{"data": data, **_operators_on(data.device, BLOCK // 4), "begin": 0},
+        **{"end": count * BLOCK, "chunk_bytes": BLOCK, "chunks": count, "rounds": rounds},
+        **{"chunks_before": 0, "chunks_after": 0, "extra_begin": count * BLOCK},
+        **{"extra_bytes": data.nbytes - count * BLOCK, "plain": 1, "head": None, "sum": out},
+    }
+    if data.nbytes:
+        value = struct_value("grid_ops_checksum.cu", "Checksum", fields)
+        run("grid_ops_checksum", "crc_chunks", blocks + 1, 32 * WARPS, value)
+    return out
 
 
 def checksum(
@@ -68,7 +99,7 @@ def checksum(
     """Enqueue the checksum of a grid.
 
     Args:
-        grid: (bytes,) uint8, aligned to 16 bytes.
+        grid: (bytes,) uint8, aligned to 4 bytes.
         header: Of the grid.
         run: Launches a kernel; by default on the device of the grid.
         resident: Blocks that run at once; as many as the device holds by default.
@@ -80,24 +111,28 @@ def checksum(
     runs = [part for part in chunks(header) if part[2]]
     total = sum(count for _, _, count in runs)
     out = torch.full((2,), -1 if total else 0, dtype=torch.int32, device=grid.device)
-    tables, powers = _operators_on(grid.device)
-    resident = resident or _resident(grid.device)
-    head, before = head_end(header) - HEAD_FROM, 0
+    before = 0
     for begin, size, count in runs or [(0, nvdb.HEAD, 0)]:
-        rounds = -(-count // (WARPS * resident)) or 1
-        blocks = -(-count // (WARPS * rounds))
+        rounds, blocks = _spread(count, resident or _resident(grid.device))
         end = header.size if header.checksum_of_blocks else begin + size * count
         fields = {
-            **{"grid": grid, "tables": tables, "powers": powers, "begin": begin, "end": end},
+            **{"data": grid, **_operators_on(grid.device, 1), "begin": begin, "end": end},
             **{"chunk_bytes": size, "chunks": count, "rounds": rounds, "chunks_before": before},
-            **{"chunks_after": total - before - count, "head_begin": HEAD_FROM},
-            **{"head_bytes": 0 if before else head, "out": out},
+            **{"chunks_after": total - before - count, "extra_begin": HEAD_FROM},
+            **{"extra_bytes": 0 if before else head_end(header) - HEAD_FROM},
+            **{"plain": 0, "head": out[:1], "sum": out[1:]},
         }
         value = struct_value("grid_ops_checksum.cu", "Checksum", fields)
         blocks += 0 if before else 1
         run("grid_ops_checksum", "crc_chunks", blocks, 32 * WARPS, value, dependent=before > 0)
         before += count
     return out
+
+
+def _spread(count: int, resident: int) -> tuple[int, int]:
+    """Return how many rounds of 8 chunks a block makes, and how many blocks, for one wave."""
+    rounds = max(1, -(-count // (WARPS * resident)))
+    return rounds, -(-count // (WARPS * rounds))
 
 
 # ---- statistics ---------------------------------------------------------------------------------
