@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import numpy as np
 import pytest
 import torch
 
@@ -64,6 +65,9 @@ def test_the_engine_and_the_reference_give_the_same_frame():
         torch.testing.assert_close(got.boxes, want.boxes, rtol=1e-4, atol=1e-4)
         torch.testing.assert_close(got.scores, want.scores, rtol=1e-4, atol=1e-5)
         assert got.report.dropped == want.report.dropped
+        assert got.bev is not None and want.bev is not None
+        for name, layer in want.bev.layers.items():
+            np.testing.assert_allclose(got.bev.layers[name], layer, rtol=1e-4, atol=1e-5)
         assert got.report.voxels_per_level == want.report.voxels_per_level
         assert got.report.notes == want.report.notes and got.report.overflow == {}
         for stage in ("coords", "features"):

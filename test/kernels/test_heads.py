@@ -211,6 +211,9 @@ def test_the_published_model_is_supported_on_every_chip():
 def test_what_the_kernels_cannot_run_is_said():
     assert "24 channels" in unsupported(config(24), "FFMA", (9, 0))
     assert "'top_k' 513" in unsupported(config(top_k=513), "FFMA", (9, 0))
+    wide = {"point_cloud_range": [-900.0, -900.0, -5.0, 900.0, 900.0, 3.0]}
+    huge = LidarConfig.from_dict({"voxelization": wide})
+    assert "9000000 cells of 10 classes" in unsupported(huge, "FFMA", (9, 0))
 
 
 @pytest.mark.parametrize(

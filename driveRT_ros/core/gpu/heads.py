@@ -21,6 +21,7 @@ from driveRT_ros.core.cuda import Kernel, Launch
 from driveRT_ros.core.errors import ConfigError
 from driveRT_ros.core.front_end import FrontResult
 from driveRT_ros.core.gpu.arena import Arena
+from driveRT_ros.core.gpu.domains import BEV_DILATED, level_shapes
 from driveRT_ros.core.gpu.frame_maps import LevelBuffers
 from driveRT_ros.core.gpu.head_tactics import EXACT, head_tactic
 from driveRT_ros.core.kernel_args import pack_structs, struct_dtype, struct_value
@@ -31,6 +32,8 @@ from driveRT_ros.models.graph import BRANCHES
 
 CANDIDATES = 512
 """Candidates of a head that one block sorts and compares; kernels/heads.cuh."""
+MAX_VALUES = 2**26
+"""Heat values of a frame: each may need the 16 bytes of a candidate."""
 SUPPRESS_SHARED_BYTES = 57_344  # kernels/nms.cu
 
 _THREADS, _SORTERS = 256, 512
@@ -51,6 +54,9 @@ def unsupported(config: LidarConfig, arithmetic: str, capability: tuple[int, int
         return f"{width} channels; the kernels know {sorted(EXACT)}"
     if top_k > CANDIDATES:
         return f"'top_k' {top_k}; a block has room for {CANDIDATES}"
+    rows, classes = level_shapes(config)[BEV_DILATED].row_capacity, len(config.model.class_names)
+    if rows * classes > MAX_VALUES:
+        return f"{rows} cells of {classes} classes; there is room for {MAX_VALUES} values"
     return ""
 
 
