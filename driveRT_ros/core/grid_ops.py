@@ -155,11 +155,10 @@ def grid_stats(
         return gpu.grid_stats(_aligned(grid), header, moments=moments, write=write)
     data = grid.numpy()
     records = reference_stats.grid_stats(data, header, moments=moments)
-    background = torch.from_numpy(reference.nodes_of(data, header, 3)["background"].copy())
     if write:
         reference_stats.write_grid_stats(data, header, records, moments=moments)
     raw = torch.from_numpy(records.view(np.uint8).reshape(len(records), -1))
-    return GridStats(raw, background, header)
+    return GridStats(raw, grid[header.background_at :][:4], header)
 
 
 def index_to_grid(

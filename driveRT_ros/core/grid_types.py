@@ -85,7 +85,7 @@ class GridStats:
     Args:
         records: (leaves + lower nodes + upper nodes + 1, 64) uint8, each a ``STATS``; the last one
             is that of the whole grid.
-        background: (1,) value of the grid's type.
+        background: (4,) uint8, bytes of the grid: the background.
         header: Of the grid.
     """
 

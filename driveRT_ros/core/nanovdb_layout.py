@@ -29,6 +29,8 @@ EMPTY_CHECKSUM = 0xFFFFFFFF
 
 HAS_BBOX, HAS_MIN_MAX, HAS_AVERAGE, HAS_STDDEV, IS_BREADTH_FIRST = 2, 4, 8, 16, 32
 """Bits of the flags of a grid."""
+FLOAT_BACKGROUND = 28
+"""Byte of the background in a root of values of 4 bytes."""
 NODE_HAS_BBOX = 2
 """Bit of the flags of a leaf or an internal node."""
 UNKNOWN_CLASS, LEVEL_SET, FOG_VOLUME, VOXEL_VOLUME, INDEX_GRID = 0, 1, 2, 7, 8
@@ -153,7 +155,7 @@ def _statistics(value: str, average: str, offset: int) -> tuple[tuple, ...]:
 def _layout(name: str, grid_type: int, value: str, average: str, leaf: np.dtype) -> Layout:
     """Return the layout of values of 4 or 8 bytes; ``average`` is as wide."""
     wide = np.dtype(value).itemsize == 8
-    background = 32 if wide else 28
+    background = 32 if wide else FLOAT_BACKGROUND
 
     def internal(size: int, slots: int) -> np.dtype:
         mask = slots // 8
@@ -271,6 +273,11 @@ class GridHeader:
     def checksum_of_blocks(self) -> bool:
         """Whether the checksum of this version is that of 4 KB blocks, not of nodes."""
         return self.version >= BLOCKS_SINCE
+
+    @property
+    def background_at(self) -> int:
+        """Byte of the background of a grid of values; it has 4."""
+        return self.node_offsets[3] + FLOAT_BACKGROUND
 
     @property
     def nodes_end(self) -> int:

@@ -175,8 +175,7 @@ def grid_stats(
     )):  # fmt: skip
         if blocks:
             run("grid_ops_stats", name, blocks, threads, value, dependent=i > 0 and leaves > 0)
-    begin = nvdb.HEAD + header.layout.root.fields["background"][1]  # type: ignore[index]
-    return GridStats(records, grid[begin : begin + 4], header)
+    return GridStats(records, grid[header.background_at :][:4], header)
 
 
 # ---- index to grid ------------------------------------------------------------------------------
