@@ -15,26 +15,23 @@ from driveRT_ros.core.grid_types import keys_of
 from driveRT_ros.core.nanovdb_layout import FLOAT, GRID, INT32, ON_INDEX, VOXEL_VOLUME, read_header
 from driveRT_ros.core.reference.grid_ops import nodes_of, origins_of_keys
 from test.support.nvdb_files import real_grids
-from test.support.nvdb_grids import KINDS, Sketch, blob, dense_leaf, mixed, root_key
-
-TAILS = (64, 4095, 4096, 4097, 8188, 8191, 8192, 8193, 12288, 12289, 40961)
-
-
-def padded(tail, version=(32, 6, 1), seed=0):
-    """Return a grid without nodes whose tail has this many bytes, all behind the root random."""
-    bare = Sketch().grid(version=version)
-    noise = np.random.default_rng(seed).integers(0, 256, 736 + tail - len(bare), np.uint8)
-    grid = np.concatenate([bare, noise])
-    grid[: GRID.itemsize].view(GRID)["grid_size"] = len(grid)
-    return torch.from_numpy(grid)
-
+from test.support.nvdb_grids import (
+    KINDS,
+    TAILS,
+    Sketch,
+    blob,
+    dense_leaf,
+    mixed,
+    padded,
+    root_key,
+)
 
 # ---- checksum -----------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("tail", TAILS)
 def test_the_tail_is_the_crc_of_the_crcs_of_blocks_the_last_of_which_is_longer(tail):
-    grid = padded(tail)
+    grid = torch.from_numpy(padded(tail))
     raw = grid.numpy().tobytes()
     blocks = [raw[736:][i : i + 4096] for i in range(0, tail // 4096 * 4096, 4096)]
     if blocks:

@@ -15,10 +15,9 @@ from driveRT_ros.core.gpu import grid_ops as gpu
 from driveRT_ros.core.nanovdb_layout import FLOAT, INT32, ON_INDEX, converted, read_header
 from driveRT_ros.core.reference import grid_ops as reference
 from driveRT_ros.core.reference import grid_stats as reference_stats
-from test.core.test_grid_ops import TAILS, padded
 from test.support.launch import SENTINEL, Buffers
 from test.support.nvdb_files import real_grids
-from test.support.nvdb_grids import KINDS, Sketch, blob, dense_leaf, mixed
+from test.support.nvdb_grids import KINDS, TAILS, Sketch, blob, dense_leaf, mixed, padded
 
 
 def runner(backend):
@@ -76,14 +75,14 @@ def test_the_crc_of_any_bytes_is_that_of_zlib(backend, size):
 
 @pytest.mark.parametrize("tail", TAILS)
 def test_checksums_of_any_length_equal_zlib(backend, tail):
-    grid = padded(tail, seed=tail).numpy()
+    grid = padded(tail, seed=tail)
     assert checksum(backend, grid) == reference.checksum(grid, read_header(grid))
 
 
 @pytest.mark.parametrize("blocks", [7, 8, 9, 63, 64, 65, 129, 200])
 def test_any_number_of_chunks_folds_to_the_same_checksum(backend, blocks):
     # A block takes 8 chunks a round: one round, a ragged one, several rounds.
-    grid = padded(4096 * blocks + 32, seed=blocks).numpy()
+    grid = padded(4096 * blocks + 32, seed=blocks)
     expected = reference.checksum(grid, read_header(grid))
     for resident in (1, 3, 8):
         assert checksum(backend, grid, resident) == expected
@@ -96,7 +95,7 @@ def test_checksums_of_nodes_fold_over_three_launches(backend):
 
 def test_checksums_do_not_depend_on_the_schedule(backend):
     backend.resident = 3
-    grid = padded(4096 * 40 + 96).numpy()
+    grid = padded(4096 * 40 + 96)
     expected = reference.checksum(grid, read_header(grid))
     for _ in backend.repeats():
         assert checksum(backend, grid) == expected

@@ -253,3 +253,14 @@ def dense_leaf(values, origin=(8, -16, 24)):
 
 
 KINDS = {"float": (FLOAT, np.float32), "int32": (INT32, np.int32)}
+
+TAILS = (64, 4095, 4096, 4097, 8188, 8191, 8192, 8193, 12288, 12289, 40961)
+
+
+def padded(tail, version=(32, 6, 1), seed=0):
+    """Return a grid without nodes whose tail has this many bytes, all behind the root random."""
+    bare = Sketch().grid(version=version)
+    noise = np.random.default_rng(seed).integers(0, 256, 736 + tail - len(bare), np.uint8)
+    grid = np.concatenate([bare, noise])
+    grid[: GRID.itemsize].view(GRID)["grid_size"] = len(grid)
+    return grid
