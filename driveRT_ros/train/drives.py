@@ -116,13 +116,10 @@ class RecordedDrives:
 
     def samples(self, drive: int) -> list[Sample]:
         """See :class:`Drives`."""
-        return list(
-            samples_of(
-                self._tables.frames(self._scenes[drive], cameras=False),
-                self._config.densification_params,
-                self._config.model.class_names,
-            )
-        )
+        rules = self._config.densification_params
+        alone = rules.num_past_frames == 0  # then the sweeps in between need not be there
+        frames = self._tables.frames(self._scenes[drive], keyframes_only=alone, cameras=False)
+        return list(samples_of(frames, rules, self._config.model.class_names))
 
 
 def is_nuscenes(folder: Path) -> bool:

@@ -72,8 +72,8 @@ def test_a_small_network_learns_one_frame_by_heart(tmp_path):
         assert (mine[7:9] - torch.from_numpy(box[7:9])).norm() < 0.8
 
 
-@pytest.mark.parametrize("precision", ["fp32", "bf16", "fp16"])
-def test_the_loss_falls_in_every_precision(tmp_path, precision):
+@pytest.mark.parametrize("precision", ["bf16", "fp16"])
+def test_the_loss_falls_in_half_precision(tmp_path, precision):
     config = still(optimizer={"steps": 8, "max_learning_rate": 0.01, "precision": precision})
     trainer = Trainer(config, tmp_path, CPU)
     one = batch_of(config, 4)

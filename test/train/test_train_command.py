@@ -26,8 +26,8 @@ CONFIG = {
         "voxel_size": [0.2, 0.2, 0.25],
     },
     "model": {"channels": [4, 4, 8, 8, 8, 8]},
-    "densification_params": {"num_past_frames": 1},
-    "data": {"batch_size": 1, "workers": 2, "frames_per_drive": 1, "reuse": 2},
+    "densification_params": {"num_past_frames": 0},
+    "data": {"batch_size": 1, "workers": 1, "frames_per_drive": 1, "reuse": 4},
     "augment": {"database_drives": 1},
     "output": {"log_every": 1},
 }
