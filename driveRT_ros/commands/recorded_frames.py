@@ -262,8 +262,8 @@ def _check_clouds(found: RecordedFrames, reader: BagReader) -> None:
     topics = reader.topics_of_type(POINT_CLOUD)
     if not want or not any(reader.message_counts[topic] for topic in topics):
         return
-    right: set[int] = set()
-    faults: dict[int, str] = {}
+    right: set[tuple[int, int]] = set()
+    faults: dict[tuple[int, int], str] = {}
     for message in _messages(found, reader, topics):
         try:
             stamp_ns = header_stamp_ns(message.raw)
@@ -272,15 +272,16 @@ def _check_clouds(found: RecordedFrames, reader: BagReader) -> None:
         for crc in want.get(stamp_ns, ()):
             fault = _fault(message, crc, reader.canonical)
             if not fault:
-                right.add(stamp_ns)
-            faults.setdefault(stamp_ns, f"its cloud on {message.topic} {fault}")
+                right.add((stamp_ns, crc))
+            faults.setdefault((stamp_ns, crc), f"its cloud on {message.topic} {fault}")
     for key, frame in found.frames.items():
         if frame.stages is None or CLOUD_MSG not in frame.stages:
             continue
         found.checked[CLOUD_MSG] += 1
-        if key.stamp_ns not in right:  # of several clouds of one stamp, one must be the frame's
+        sent = (key.stamp_ns, frame.stages[CLOUD_MSG])
+        if sent not in right:  # of several clouds of one stamp, one must be the frame's
             missing = "its cloud is not in the bag, or the stamp of the cloud is damaged."
-            found.damaged(faults.get(key.stamp_ns, missing), key, CLOUD_MSG)
+            found.damaged(faults.get(sent, missing), key, CLOUD_MSG)
 
 
 def _fault(message: BagMessage, crc: int, canonical: bool) -> str:

@@ -110,7 +110,7 @@ class LidarPipeline:
             points: (N, 5) float32 or float64 x, y, z in metres in the LiDAR frame, intensity
                 0..255, time lag in seconds >= 0. N = 0 is an ordinary frame without objects.
             with_bev: Attach the bird's-eye-view layers.
-            with_fingerprint: Put CRC-32 numbers into the report; copies every row to the host.
+            with_fingerprint: Put CRC-32 numbers into the report.
             with_sparsity: Put the sparsity of the frame, with predicted and measured time, into
                 the report; builds every coordinate map once more.
 
