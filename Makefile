@@ -62,7 +62,12 @@ endef
 
 test: install ## Run all tests
 	$(validator)
+ifeq ($(strip $(PYTEST_ARGS)),)
+	@OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n auto --dist loadfile -m "not nodes"
+	@$(BIN)/python -m pytest -m nodes
+else
 	@$(BIN)/python -m pytest $(PYTEST_ARGS)
+endif
 
 lint: install ## Check style and types
 	@$(BIN)/ruff check .
