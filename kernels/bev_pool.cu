@@ -1,7 +1,8 @@
 // Pools camera features into a bird's-eye view, one interval of points after the other:
 //   out[cell] = scale * sum over the points of the cell of depth[point] * features[pixel of point].
 //
-// depth     (B, N, D, H, W), contiguous from N on; a point is an index into (N, D, H, W)
+// depth     (B, N, D, H, W), contiguous from N on; a point is an index into (N, D, H, W); logits where
+//           LOGITS is 1 (pool.cuh)
 // features  (B, N H W, feature_row), the first C of every row are read
 // out       (B, cells, C); only cells that have points are written, so the others must hold zeros
 //
@@ -43,6 +44,8 @@ struct Pool {
     const int* slots;  // (slots, 4): first point, points, cell or -1, part | parts of the interval << 16
     int intervals, cells, feature_row, points_per_pixel, pixels;  // the last two: D and H W
     u64 depth_batch, feature_batch;                               // elements between batch items
+    const float* norms;                                           // (B, norm_batch, 2), or null
+    u64 norm_batch;                                               // pixels of a batch item
     float scale;
 };
 
@@ -58,7 +61,8 @@ extern "C" __global__ void __launch_bounds__(256) pool_v2(const Pool p) {
         features.load(p.features, row + static_cast<u64>(p.ranks_feat[i]) * p.feature_row + c);
         float v[1];
         features.read(v);
-        sum = fmaf(load_depth<DEPTHS>(p.depth, depth + p.ranks_depth[i]), v[0], sum);
+        const float2 norm = load_norm(p.norms, blockIdx.y * p.norm_batch + p.ranks_feat[i]);
+        sum = fmaf(point_weight(load_depth<DEPTHS>(p.depth, depth + p.ranks_depth[i]), norm), v[0], sum);
     }
     sum *= p.scale;
     const u64 cell = static_cast<u64>(blockIdx.y) * p.cells + p.ranks_bev[start];
@@ -83,27 +87,33 @@ struct HalfSum {
 
 struct Point {
     float depth;
+    float2 norm;
     Features<FEATURES, VEC> features;
 
-    __device__ __forceinline__ void load(const Pool& p, int rank, u64 depth_at, u64 row) {
-        features.load(p.features, row);
+    // A point, its pixel, and where the first of both lie.
+    __device__ __forceinline__ void load(const Pool& p, int rank, int pixel, u64 depth_at, u64 row) {
+        features.load(p.features, row + static_cast<u64>(pixel) * p.feature_row);
         depth = load_depth<DEPTHS>(p.depth, depth_at + rank);
+        norm = load_norm(p.norms, blockIdx.y * p.norm_batch + pixel);
     }
+    __device__ __forceinline__ float weight() const { return point_weight(depth, norm); }
 };
 
 __device__ __forceinline__ void add_point(Sum& sum, const Point& point) {
     float v[VEC];
     point.features.read(v);
+    const float weight = point.weight();
 #pragma unroll
-    for (int i = 0; i < VEC; ++i) sum.v[i] = fmaf(point.depth, v[i], sum.v[i]);
+    for (int i = 0; i < VEC; ++i) sum.v[i] = fmaf(weight, v[i], sum.v[i]);
 }
 __device__ __forceinline__ void add_point(HalfSum& sum, const Point& point) {
     float v[VEC];
     point.features.read(v);
-    const u32 depth = pack_half2(point.depth, point.depth);
+    const float weight = point.weight();
+    const u32 weights = pack_half2(weight, weight);
 #pragma unroll
     for (int i = 0; i < VEC; i += 2)  // from halves and back is exact; the compiler drops both
-        sum.v[i / 2] = fma_half2(depth, pack_half2(v[i], i + 1 < VEC ? v[i + 1] : 0.f), sum.v[i / 2]);
+        sum.v[i / 2] = fma_half2(weights, pack_half2(v[i], i + 1 < VEC ? v[i + 1] : 0.f), sum.v[i / 2]);
 }
 __device__ __forceinline__ void widen(const Sum& sum, float (&v)[VEC]) {
 #pragma unroll
@@ -135,7 +145,7 @@ __device__ __forceinline__ void sum_points(const Pool& p, int begin, int count, 
         Point point[UNROLL];
 #pragma unroll
         for (int k = 0; k < UNROLL; ++k)
-            point[k].load(p, rank_depth[k], depth, row + static_cast<u64>(rank_feat[k]) * p.feature_row);
+            point[k].load(p, rank_depth[k], rank_feat[k], depth, row);
         if (i + UNROLL < count) ask(i + UNROLL);
 #pragma unroll
         for (int k = 0; k < UNROLL; ++k)
@@ -164,7 +174,7 @@ extern "C" __global__ void __launch_bounds__(256) pool_v2_depth(const Pool p) {
         const int rank = p.ranks_depth[i];
         const int camera = rank / (p.points_per_pixel * p.pixels), pixel = camera * p.pixels + rank % p.pixels;
         Point point;
-        point.load(p, rank, depth, row + static_cast<u64>(pixel) * p.feature_row);
+        point.load(p, rank, pixel, depth, row);
         add_point(sum, point);
     }
     float v[VEC];
@@ -185,7 +195,7 @@ extern "C" __global__ void __launch_bounds__(256) pool_v3(const Pool p) {
     for (int i = start; i < end; ++i) {
         Point point;
         const int rank = __ldg(p.ranks_depth + i), pixel = __ldg(p.ranks_feat + i);
-        point.load(p, rank, depth, row + static_cast<u64>(pixel) * p.feature_row);
+        point.load(p, rank, pixel, depth, row);
         add_point(sum, point);
     }
     float v[VEC];

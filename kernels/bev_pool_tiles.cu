@@ -49,8 +49,10 @@ struct PoolTiles {
     const uint4* entries;   // (steps, 32 lanes, 8 halfwords): first depth | number of depths << 10
     int depth_camera, depth_bin, depth_row, depth_column;  // elements between neighbours
     int feature_camera, feature_row, feature_column;
-    int rows, cells;
+    int rows, cols, cells;
     u64 depth_batch, feature_batch;
+    const float* norms;  // (B, norm_batch, 2) where LOGITS is 1, or null
+    u64 norm_batch;      // pixels of a batch item
     float scale;
 };
 
@@ -148,6 +150,7 @@ struct Depths {
     float w[8];  // cell g rows 0 and 1 of the lane, cell g + 8 the same; then rows 2 and 3
     const char* from;
     int at[8];
+    float2 norm[4];  // of the rows of the lane
 };
 
 __device__ __forceinline__ int entry_of(const uint4& entries, int i) {
@@ -168,6 +171,12 @@ __device__ __forceinline__ void load_depths(const PoolTiles& p, Depths& depths, 
     }
 #pragma unroll
     for (int i = 0; i < 8; ++i) depths.w[i] = load_depth<DEPTHS>(depths.from, depths.at[i]);
+    const int first_row = (place >> 16 & 0xff) * 16 + lane % 4 * 4;
+    const u64 camera = blockIdx.y * p.norm_batch + static_cast<u64>(place >> 24) * p.rows * p.cols;
+#pragma unroll
+    for (int row = 0; row < 4; ++row)
+        depths.norm[row] =
+            load_norm(p.norms, camera + min(first_row + row, p.rows - 1) * p.cols + (place & 0xffff));
 }
 
 __device__ __forceinline__ void add_depths(const PoolTiles& p, Depths& depths, const uint4& entries,
@@ -176,7 +185,7 @@ __device__ __forceinline__ void add_depths(const PoolTiles& p, Depths& depths, c
 #pragma unroll
     for (int i = 0; i < 8; ++i) {
         const int entry = entry_of(entries, i);
-        if (!entry) depths.w[i] = 0.f;
+        depths.w[i] = entry ? point_weight(depths.w[i], depths.norm[i % 2 + i / 4 * 2]) : 0.f;
         most = max(most, entry >> 10);
     }
 #pragma unroll 1
@@ -184,7 +193,8 @@ __device__ __forceinline__ void add_depths(const PoolTiles& p, Depths& depths, c
 #pragma unroll
         for (int i = 0; i < 8; ++i)
             if (k < entry_of(entries, i) >> 10)
-                depths.w[i] += load_depth<DEPTHS>(depths.from, depths.at[i] + k * p.depth_bin);
+                depths.w[i] += point_weight(load_depth<DEPTHS>(depths.from, depths.at[i] + k * p.depth_bin),
+                                            depths.norm[i % 2 + i / 4 * 2]);
 #pragma unroll
     for (int i = 0; i < 4; ++i) weights[i] = pack_half2(depths.w[2 * i], depths.w[2 * i + 1]);
 }

@@ -2,8 +2,14 @@
 //
 // FEATURES: 0 float, 1 half, 2 e4m3 (8 bits, finite: 0x7f is NaN, largest 448).
 // DEPTHS and RESULTS: 0 float, 1 half.
+// LOGITS: 0, depths are the weights of points; 1, they are logits whose softmax over the bins of a
+// pixel is, and `norms` hold (largest, 1 / sum) of each pixel (depth_softmax.cu).
 #pragma once
 #include "mma.cuh"
+
+#ifndef LOGITS
+#define LOGITS 0
+#endif
 
 enum { FLOAT, HALF, E4M3 };
 
@@ -106,6 +112,24 @@ template <int KIND>
 __device__ __forceinline__ float load_depth(const void* depth, long long at) {
     if constexpr (KIND == FLOAT) return __ldg(static_cast<const float*>(depth) + at);
     return unpack_half2(__ldg(static_cast<const unsigned short*>(depth) + at)).x;
+}
+
+// (largest, 1 / sum) of a pixel; nothing where depths are weights.
+__device__ __forceinline__ float2 load_norm(const float* norms, u64 pixel) {
+#if LOGITS
+    return __ldg(reinterpret_cast<const float2*>(norms) + pixel);
+#else
+    return make_float2(0.f, 1.f);
+#endif
+}
+
+// The weight of a point whose depth was loaded.
+__device__ __forceinline__ float point_weight(float depth, float2 norm) {
+#if LOGITS
+    return expf(depth - norm.x) * norm.y;
+#else
+    return depth;
+#endif
 }
 
 // COUNT neighbouring results; the row of `at` is aligned to what a row of ROW channels allows.

@@ -24,7 +24,9 @@ import torch
 
 from driveRT_ros.core.errors import ConfigError
 from driveRT_ros.core.pool_op import pool_op
+from driveRT_ros.core.pool_softmax import new_norms, norms_launch
 from driveRT_ros.core.pool_tactics import (
+    PoolLaunch,
     PoolShape,
     PoolTactic,
     Work,
@@ -219,9 +221,13 @@ class StaticBevPool:
 
     Args:
         scatter_map: The map.
-        depth: (B, N, D, H, W) tensor that will hold the depths.
+        depth: (B, N, D, H, W) tensor that will hold the depths, or their logits.
         context: (B, N, H, W, C) tensor that will hold the features.
         scale: Multiplies the result.
+        logits: Whether ``depth`` holds logits: the softmax over D is then part of pooling, and its
+            result is never written.
+        present: (N,) float32 tensor that will hold what multiplies the weights of each camera; only
+            with logits.
         out_dtype: Type of the result; see :func:`bev_pool`.
         tactic: How to pool on CUDA; chosen from the shape by default.
         dependent: Let the blocks start while the kernel before in the stream still runs; not for
@@ -238,25 +244,40 @@ class StaticBevPool:
         context: torch.Tensor,
         *,
         scale: float = 1.0,
+        logits: bool = False,
+        present: torch.Tensor | None = None,
         out_dtype: torch.dtype | None = None,
         tactic: PoolTactic | None = None,
         dependent: bool = False,
     ) -> None:
         _check_shapes(depth, context, scatter_map)
+        if present is not None and (not logits or present.shape != depth.shape[1:2]):
+            raise ConfigError(
+                f"'present' needs logits and a value for each of the {depth.shape[1]} cameras, got "
+                f"{tuple(present.shape)} and logits={logits}."
+            )
         out_dtype = out_dtype or result_dtype(depth, context)
         prepared = _prepared(scatter_map)
         self.tactic = tactic or _default(depth, context, out_dtype)
         self.scatter_map, self.scale = prepared.map, scale
         self.depth, self.context = depth, context
+        self.logits, self.present = logits, present
         shape = (len(depth), *scatter_map.grid_shape_zyx, context.shape[-1])
         self.out = torch.zeros(shape, dtype=out_dtype, device=depth.device)
-        self._run = None
+        self._launches: list[PoolLaunch] = []
         bind = _binder(depth.device)
         if bind is not None:
-            work = prepared.work(self.tactic)
-            inputs = (depth, context, self.out, prepared.map, work, scale)
-            self._launch = self.tactic.launch(*inputs)
-            self._run = bind(self._launch, depth.device, dependent=dependent)
+            norms = new_norms(depth) if logits else None
+            if norms is not None:
+                self._launches.append(norms_launch(depth, norms, present))
+            inputs = (depth, context, self.out, prepared.map, prepared.work(self.tactic), scale)
+            self._launches.append(self.tactic.launch(*inputs, norms))
+        # The second of two may always begin early: it comes after a kernel of ours.
+        self._runs = [
+            bind(launch, depth.device, dependent=dependent or i > 0)
+            for i, launch in enumerate(self._launches)
+            if bind is not None
+        ]
 
     def tables(self) -> list[torch.Tensor]:
         """Return what is read besides depths and features."""
@@ -265,11 +286,14 @@ class StaticBevPool:
 
     def __call__(self) -> torch.Tensor:
         """Pool what the tensors hold now; returns the same tensor every time."""
-        if self._run is not None:
-            self._run()
-        else:
+        for run in self._runs:
+            run()
+        if not self._runs:
             how = {"scale": self.scale, "out_dtype": self.out.dtype}
-            self.out.copy_(reference.bev_pool(self.depth, self.context, self.scatter_map, **how))
+            depth = self.depth
+            if self.logits:
+                depth = reference.softmax_depths(depth, self.present)
+            self.out.copy_(reference.bev_pool(depth, self.context, self.scatter_map, **how))
         return self.out
 
 

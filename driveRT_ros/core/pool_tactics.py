@@ -44,6 +44,7 @@ class PoolShape:
         depth: Type of the depths.
         out: Type of the result.
         align: Features that can be loaded at once: their addresses are multiples of so many.
+        logits: Whether depths are logits, whose softmax is the weights.
     """
 
     channels: int
@@ -51,20 +52,25 @@ class PoolShape:
     depth: torch.dtype
     out: torch.dtype
     align: int
+    logits: bool = False
 
     @staticmethod
-    def of(depth: torch.Tensor, context: torch.Tensor, out_dtype: torch.dtype) -> PoolShape:
+    def of(
+        depth: torch.Tensor, context: torch.Tensor, out_dtype: torch.dtype, *, logits: bool = False
+    ) -> PoolShape:
         """Return the shape of a call.
 
         Args:
             depth: (B, N, D, H, W).
             context: (B, N, H, W, C).
             out_dtype: Type of the result.
+            logits: Whether depths are logits.
         """
         size = context.element_size()
         bytes_ = [context.data_ptr(), 16, *(size * stride for stride in context.stride()[:-1])]
         align = math.gcd(*bytes_) // size
-        return PoolShape(context.shape[-1], context.dtype, depth.dtype, out_dtype, max(align, 1))
+        types = (context.dtype, depth.dtype, out_dtype)
+        return PoolShape(context.shape[-1], *types, max(align, 1), logits)
 
 
 @dataclass(frozen=True)
@@ -194,6 +200,7 @@ class PoolTactic:
         values = {
             "CHANNELS": shape.channels,
             **dict(zip(("FEATURES", "DEPTHS", "RESULTS"), formats)),
+            **({"LOGITS": 1} if shape.logits else {}),
         }
         size = shape.features.itemsize
         if self.kind == "tiles":
@@ -218,6 +225,7 @@ class PoolTactic:
         scatter_map: ScatterMap,
         work: Work,
         scale: float = 1.0,
+        norms: torch.Tensor | None = None,
     ) -> PoolLaunch:
         """Return the launch that pools into ``out``.
 
@@ -228,11 +236,13 @@ class PoolTactic:
             scatter_map: The map, trimmed.
             work: What :meth:`work` made of that map.
             scale: Multiplies the result.
+            norms: (B, N, H, W, 2) float32 where depths are logits, see
+                :func:`driveRT_ros.core.pool_softmax.norms_launch`; None where they are weights.
 
         Raises:
             ConfigError: If the tactic cannot do it.
         """
-        shape = PoolShape.of(depth, context, out.dtype)
+        shape = PoolShape.of(depth, context, out.dtype, logits=norms is not None)
         reason = self.supports(shape, scatter_map.frustum_shape) or _bad_strides(
             depth, context, self.kind == "tiles"
         )
@@ -245,12 +255,16 @@ class PoolTactic:
             "cells": scatter_map.cells,
             "depth_batch": depth.stride(0),
             "feature_batch": context.stride(0),
+            "norms": norms,
+            "norm_batch": math.prod(context.shape[1:4]),
             "scale": scale,
         }
         inputs = (shape, fields, depth, context, scatter_map)
         if isinstance(work, Tiles):
-            return self._tile_launch(*inputs, work)
-        return self._interval_launch(*inputs, work)
+            made = self._tile_launch(*inputs, work)
+        else:
+            made = self._interval_launch(*inputs, work)
+        return made if norms is None else dataclasses.replace(made, keep=(*made.keep, norms))
 
     def _tile_launch(
         self,
@@ -267,7 +281,7 @@ class PoolTactic:
         fields |= dict(zip(depth_axes, depth.stride()[1:]))
         feature_axes = ("feature_camera", "feature_row", "feature_column")
         fields |= dict(zip(feature_axes, context.stride()[1:4]))
-        fields["rows"] = scatter_map.frustum_shape[2]
+        fields |= dict(zip(("rows", "cols"), scatter_map.frustum_shape[2:]))
         return PoolLaunch(
             stem="bev_pool_tiles",
             name="pool_tiles",

@@ -5,6 +5,7 @@ python -m test.kernels.budgets
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import re
 import sys
@@ -72,6 +73,10 @@ def pooling():
         tactic = default if kind == default.kind else PoolTactic(kind)
         stem = "bev_pool_tiles" if kind == "tiles" else "bev_pool"
         yield stem, tactic.defines(shape), ARCHITECTURES
+        if features == f16 and channels == 80:  # with the softmax of logits inside
+            yield stem, tactic.defines(dataclasses.replace(shape, logits=True)), ("sm_75", "sm_90")
+    for depths in (0, 1):
+        yield "depth_softmax", {"DEPTHS": depths}, ARCHITECTURES
 
 
 def heads():

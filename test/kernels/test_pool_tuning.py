@@ -51,7 +51,8 @@ def test_the_fastest_tactic_with_the_right_result_is_chosen(backend):
 
 
 @pytest.mark.parametrize(
-    ("stem", "kernels"), [("scatter_map", 6), ("bev_pool", 4), ("bev_pool_tiles", 1)]
+    ("stem", "kernels"),
+    [("scatter_map", 6), ("bev_pool", 4), ("bev_pool_tiles", 1), ("depth_softmax", 1)],
 )
 def test_every_kernel_of_pooling_waits_for_the_one_before(stem, kernels):
     source = (share_path("kernels") / f"{stem}.cu").read_text()

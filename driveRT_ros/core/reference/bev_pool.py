@@ -106,6 +106,21 @@ def map_of_cells(
     )
 
 
+def softmax_depths(logits: torch.Tensor, present: torch.Tensor | None = None) -> torch.Tensor:
+    """Return how much of a pixel lies at each depth.
+
+    Args:
+        logits: (B, N, D, H, W).
+        present: (N,) multiplies the weights of each camera; None leaves them alone.
+
+    Returns:
+        (B, N, D, H, W), with the sum 1 over D; float64 for float64, float32 for other types.
+    """
+    wide = torch.float64 if logits.dtype == torch.float64 else torch.float32
+    depth = logits.softmax(dim=2, dtype=wide)
+    return depth if present is None else depth * present.to(wide).view(1, -1, 1, 1, 1)
+
+
 def bev_pool(
     depth: torch.Tensor,
     context: torch.Tensor,
