@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
+from driveRT_ros.bench import pool_softmax
 from driveRT_ros.core.bev_pool import StaticBevPool
 from driveRT_ros.core.errors import ConfigError
 from driveRT_ros.core.pool_softmax import new_norms, norms_launch
@@ -129,6 +130,18 @@ def test_a_static_pool_of_logits_follows_what_its_tensors_hold(monkeypatch):
         want = plain()
         assert (pool().float() - want).abs().max() <= 2e-3 * want.abs().max()
     assert shim.launches == {"softmax_norms": 2, "pool_tiles": 2}
+
+
+def test_both_ways_that_the_benchmark_times_are_right(monkeypatch):
+    shim, made = PoolingOnTheShim(monkeypatch), rig_map()
+    rows = pool_softmax.network_rows(made, 24)
+    ways = pool_softmax.ways(made, rows)
+    errors = {name: pool_softmax.error_of(way, made, rows) for name, way in ways.items()}
+    assert max(errors.values()) <= pool_softmax.TOLERANCE
+    assert shim.launches == {"softmax_norms": 1, "pool_tiles": 2}
+    rows.zero_()  # what the network leaves next: nothing may be kept of the last
+    ways["inside"].run()
+    assert not ways["inside"].out.any()
 
 
 def test_what_cannot_be_a_softmax_is_refused():
