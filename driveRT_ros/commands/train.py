@@ -1,6 +1,7 @@
 """Train the LiDAR detector, on simulated drives or on nuScenes.
 
-A run lives in one folder: state, weights for the detector (weights.safetensors), log, loss curve.
+A run lives in one folder: state, weights (weights.safetensors) and parameters (detector.yaml) for
+the detector, log, loss curve.
 It may be stopped at any time, by --time-limit or Ctrl-C, and goes on with the same command and
 --resume as if it had never stopped. Under torchrun every process trains on its own GPU.
 """
@@ -132,7 +133,7 @@ def _make_shards(args: argparse.Namespace, config: TrainConfig, deadline_s: floa
 
 def _train(args: argparse.Namespace, config: TrainConfig, deadline_s: float) -> int:
     from driveRT_ros.train.data import build_database, make_loader, num_workers, open_data
-    from driveRT_ros.train.loop import WEIGHTS, Trainer
+    from driveRT_ros.train.loop import DETECTOR, WEIGHTS, Trainer
     from driveRT_ros.train.state import newest_state
 
     folder = Path(args.out)
@@ -158,7 +159,7 @@ def _train(args: argparse.Namespace, config: TrainConfig, deadline_s: float) -> 
         rest = "" if done else "; the same command with --resume goes on"
         console.print(
             f"{trainer.step} of {config.optimizer.steps} steps done{rest}. "
-            f"Weights: {folder / WEIGHTS}"
+            f"Weights: {folder / WEIGHTS}; their detector: --config {folder / DETECTOR}"
         )
     return 0
 

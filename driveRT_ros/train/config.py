@@ -86,7 +86,7 @@ class AugmentConfig(Config):
         200, "Objects of each class that are kept to be pasted.", ge=1, le=100_000
     )
     database_drives: int = param(
-        64, "Drives, or shards, that the objects are cut out of.", ge=0, le=100_000
+        64, "Drives that the objects are cut out of, or as many frames of shards.", ge=0, le=100_000
     )
     database_min_points: int = param(
         8, "Objects with fewer points are not kept to be pasted.", ge=1, le=1000

@@ -297,22 +297,23 @@ def build_database(data: Drives | Shards, config: TrainConfig, workers: int) -> 
     database = Database(len(config.model.class_names), config.augment)
     if not any(config.augment.paste_to):
         return database
-    wanted = config.augment.database_drives
+    drives = config.augment.database_drives
     if isinstance(data, Shards):
-        rng = np.random.default_rng([config.seed, _CUT])
-        for index in rng.permutation(len(data))[:wanted].tolist():
-            database.add(data[index])
-        return database
-    numbers = range(wanted if data.count is None else min(wanted, data.count))
+        # Rare classes first: frames as they come hold hardly any of them.
+        weights = draw_weights(data.labels, len(database.counts), 1.0)
+        order = epoch_order(weights, np.random.default_rng([config.seed, _CUT])).tolist()
+        numbers = list(dict.fromkeys(order))[: drives * config.data.frames_per_drive]
+    else:
+        numbers = list(range(drives if data.count is None else min(drives, data.count)))
     found = dict(each_drive(_objects_of, data, iter(numbers), workers, config))
     for number in numbers:
         database.take(found[number])
     return database
 
 
-def _objects_of(drives: Drives, number: int, config: TrainConfig) -> list[Cutting]:
+def _objects_of(data: Drives | Shards, number: int, config: TrainConfig) -> list[Cutting]:
     database = Database(len(config.model.class_names), config.augment)
-    for sample in drives.samples(number):
+    for sample in [data[number]] if isinstance(data, Shards) else data.samples(number):
         database.add(sample)
     return database.objects()
 

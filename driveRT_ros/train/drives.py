@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 from collections.abc import Callable, Iterator
 from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
@@ -133,13 +134,13 @@ def all_cores() -> int:
 
 
 def each_drive(
-    work: Callable[..., Any], drives: Drives, numbers: Iterator[int], workers: int, *extra: Any
+    work: Callable[..., Any], data: Any, numbers: Iterator[int], workers: int, *extra: Any
 ) -> Iterator[tuple[int, Any]]:
-    """Yield ``(number, work(drives, number, *extra))`` as they get done, on several processes.
+    """Yield ``(number, work(data, number, *extra))`` as they get done, on several processes.
 
     Args:
         work: Function of a module.
-        drives: What to work on.
+        data: Drives or shards.
         numbers: Which ones; taken when a process is free.
         workers: Processes.
         extra: More arguments.
@@ -149,7 +150,7 @@ def each_drive(
         try:
             while True:
                 while len(running) < 2 * workers and (number := next(numbers, None)) is not None:
-                    running[pool.submit(work, drives, number, *extra)] = number
+                    running[pool.submit(work, data, number, *extra)] = number
                 if not running:
                     return
                 for done in wait(running, return_when=FIRST_COMPLETED).done:
@@ -215,8 +216,6 @@ def _write_drive(drives: Drives, number: int, folder: Path) -> dict[str, object]
 
 
 def _present(folder: Path) -> dict[int, dict[str, object]]:
-    import json
-
     if not (folder / INDEX).exists():
         return {}
     tree = json.loads((folder / INDEX).read_text(encoding="utf-8"))

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+import yaml
 from torch import distributed
 from torch.nn.parallel import DistributedDataParallel
 
@@ -28,7 +29,10 @@ from driveRT_ros.train.state import newest_state, read_state, write_state
 from driveRT_ros.train.targets import assign_targets
 
 WEIGHTS = "weights.safetensors"
+DETECTOR = "detector.yaml"
+"""Parameter file of the detector that runs these weights."""
 _MOMENTS = ("exp_avg", "exp_avg_sq")
+_SHARED = ("voxelization", "model", "densification_params")
 _LOSS_SCALE = 4096.0
 _MAX_BAD_STEPS = 50
 _SAVE_MARGIN_S = 5.0
@@ -254,6 +258,9 @@ class Trainer:
         limit = self.config.output.max_file_mb
         write_state(self.folder, self.step, tensors, values, limit)
         save_weights(self.folder / WEIGHTS, self.weights(), dtype=torch.float16)
+        mine = {name: _plain(self.config.to_dict()[name]) for name in _SHARED}
+        mine["checkpoint_path"] = str((self.folder / WEIGHTS).resolve())
+        (self.folder / DETECTOR).write_text(yaml.safe_dump(mine, sort_keys=False), encoding="utf-8")
 
     def resume(self) -> None:
         """Go on from the newest state in the folder.

@@ -10,13 +10,14 @@ import pytest
 import safetensors.torch
 import torch
 
+from driveRT_ros.core.config import LidarConfig
 from driveRT_ros.core.errors import CheckpointError, ConfigError
 from driveRT_ros.core.pipeline import LidarPipeline
 from driveRT_ros.models.checkpoint import load_weights
 from driveRT_ros.train.augment import draw_motion
 from driveRT_ros.train.data import collate
 from driveRT_ros.train.log import read_log
-from driveRT_ros.train.loop import WEIGHTS, Trainer
+from driveRT_ros.train.loop import DETECTOR, WEIGHTS, Trainer
 from driveRT_ros.train.samples import unpack
 from driveRT_ros.train.schedule import Average, one_cycle
 from driveRT_ros.train.state import newest_state, read_state, write_state
@@ -55,8 +56,9 @@ def test_a_small_network_learns_one_frame_by_heart(tmp_path):
     assert len(losses) == 60
     assert losses[-1] < 0.05 * losses[0]
 
-    lidar = config.lidar
-    pipeline = LidarPipeline(lidar, load_weights(tmp_path / WEIGHTS, lidar), "cpu")
+    lidar = LidarConfig.from_yaml(tmp_path / DETECTOR)
+    assert lidar.voxelization == config.voxelization
+    pipeline = LidarPipeline(lidar, load_weights(lidar.checkpoint_path, lidar), "cpu")
     sample = small_sample(4, ground=600)
     found = pipeline.process(unpack(sample.points))
     sure = found.scores > 0.4
@@ -232,3 +234,19 @@ def test_what_is_exported_is_the_average(tmp_path):
         exported.tensors["head0.hm.out.bias"].float(), trainer._average.tensors[name]
     )
     assert not torch.equal(own[name], trainer._average.tensors[name])
+
+
+@pytest.mark.gpu
+def test_a_gpu_learns_like_a_cpu_and_goes_on_to_the_same_bits(tmp_path):
+    config = small_config(optimizer={"steps": 6, "average": 0.9, "precision": "fp32"})
+    cuda = torch.device("cuda", 0)
+    losses = []
+    for device, name in ((CPU, "cpu"), (cuda, "gpu"), (cuda, "again")):
+        trainer = Trainer(config, tmp_path / name, device)
+        trainer.run(batches(config), stop=lambda t=trainer, n=name: n == "again" and t.step == 3)
+        losses.append([row["loss"] for row in read_log(tmp_path / name)])
+    assert losses[1][:3] == pytest.approx(losses[0][:3], rel=2e-2)
+    trainer = Trainer(config, tmp_path / "again", cuda)
+    trainer.resume()
+    trainer.run(batches(config, trainer.step))
+    assert everything(tmp_path / "gpu") == everything(tmp_path / "again")
