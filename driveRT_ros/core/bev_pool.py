@@ -264,7 +264,8 @@ class StaticBevPool:
         self.logits, self.present = logits, present
         shape = (len(depth), *scatter_map.grid_shape_zyx, context.shape[-1])
         self.out = torch.zeros(shape, dtype=out_dtype, device=depth.device)
-        self._launches: list[PoolLaunch] = []
+        self._launches: list[PoolLaunch] = []  # they keep tensors alive
+        self._runs: list[Callable[[], None]] = []
         bind = _binder(depth.device)
         if bind is not None:
             norms = new_norms(depth) if logits else None
@@ -272,12 +273,9 @@ class StaticBevPool:
                 self._launches.append(norms_launch(depth, norms, present))
             inputs = (depth, context, self.out, prepared.map, prepared.work(self.tactic), scale)
             self._launches.append(self.tactic.launch(*inputs, norms))
-        # The second of two may always begin early: it comes after a kernel of ours.
-        self._runs = [
-            bind(launch, depth.device, dependent=dependent or i > 0)
-            for i, launch in enumerate(self._launches)
-            if bind is not None
-        ]
+            for launch in self._launches:
+                self._runs.append(bind(launch, depth.device, dependent=dependent))
+                dependent = True  # the second comes after a kernel of ours
 
     def tables(self) -> list[torch.Tensor]:
         """Return what is read besides depths and features."""

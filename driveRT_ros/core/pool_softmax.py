@@ -41,11 +41,16 @@ def norms_launch(
         present: (N,) float32, multiplies the weights of each camera; None leaves them alone.
 
     Raises:
-        ConfigError: If the logits have another type or there are too many.
+        ConfigError: If logits or ``present`` have another type, or there are too many logits.
     """
     batch, n, bins, h, w = logits.shape
     if FORMATS.get(logits.dtype, 2) > 1:
         raise ConfigError(f"Depth logits must be float32 or float16, got {logits.dtype}.")
+    if present is not None and (present.dtype, present.device) != (torch.float32, logits.device):
+        raise ConfigError(
+            f"'present' must be float32 on '{logits.device}', got {present.dtype} on "
+            f"'{present.device}'."
+        )
     if logits[0].numel() >= 2**31 or max(logits.stride()[1:]) >= 2**31:
         raise ConfigError(f"Depth logits of shape {tuple(logits.shape)} exceed 31 bits.")
     pixels = n * h * w

@@ -151,5 +151,7 @@ def test_what_cannot_be_a_softmax_is_refused():
         StaticBevPool(made, depth, context, present=torch.ones(3))
     with pytest.raises(ConfigError, match=r"each of the 3 cameras, got \(2,\)"):
         StaticBevPool(made, depth, context, logits=True, present=torch.ones(2))
+    with pytest.raises(ConfigError, match="must be float32 on 'cpu', got torch.bool"):
+        norms_launch(depth, new_norms(depth), torch.ones(3, dtype=torch.bool))
     with pytest.raises(ConfigError, match="must be float32 or float16, got torch.float64"):
         norms_launch(depth.double(), new_norms(depth))
