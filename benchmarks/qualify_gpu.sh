@@ -12,9 +12,9 @@ in OUT/STEP.log, results and Plans are OUT/*.json.
 steps (all by default):
   tests       the tests marked gpu
   sanitizer   memcheck and racecheck on small frames
-  tune        drivert tune in fp32 and fp16, then drivert bench sparse with the Plan
+  tune        drivert tune of both networks in fp32 and fp16, then drivert bench sparse with the Plan
   sparse      the sparse engine beside its peers
-  bevpool     the pooling of camera features beside other ways
+  bevpool     the pooling of camera features beside other ways, and the softmax before or inside it
 
 environment:
   PYTHON         interpreter with torch for CUDA (python3)
@@ -59,6 +59,7 @@ tune() {
         plan=$out/plan-$precision.json
         "${drivert[@]}" tune --precision "$precision" --time-limit "${TUNE_SECONDS:-110}" \
             --output "$plan" || failed=1
+        "${drivert[@]}" tune --camera --precision "$precision" --output "$plan" || failed=1
         "${drivert[@]}" bench sparse --plan "$plan" --output "$out/tuned-$precision.json" || failed=1
     done
     return $failed
@@ -71,6 +72,9 @@ sparse() {
 
 bevpool() {
     "$python" benchmarks/bench_bevpool.py --commit "$commit" --output "$out/bevpool.json"
+    local pooling=$?
+    "$python" benchmarks/bench_depth_softmax.py --commit "$commit" \
+        --output "$out/poolsoftmax.json" && return $pooling
 }
 
 [[ $# -gt 0 ]] || set -- tests sanitizer tune sparse bevpool
