@@ -84,7 +84,7 @@ def execute(args: argparse.Namespace) -> int:
     for option in ("start", "frames"):
         if getattr(args, option) < 0:
             raise ConfigError(f"Option --{option} must be 0 or more, got {getattr(args, option)}.")
-    if config.checkpoint_path and not args.features:
+    if args.checkpoint and not args.features:
         raise ConfigError("Option --checkpoint needs --features: nothing else depends on weights.")
     bag, topic, total = look_at_bag(args.bag, args.topic)
     if args.start >= total:

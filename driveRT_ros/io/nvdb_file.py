@@ -135,11 +135,12 @@ class _Segment:
 
     def _compare(self, grid: NanoGrid, record: np.void, raw_name: bytes, where: str) -> None:
         """Refuse a record that does not describe its grid."""
-        expected = _record_of(grid, self._codec, self._version, int(record["file_size"]))
+        size, name = int(record["file_size"]), raw_name[:-1]
+        expected = _record_of(grid, name, self._codec, self._version, size)
         if grid.header.version < RECORDS_BLIND_COUNT_SINCE and not record["blind_count"]:
             expected["blind_count"] = 0
         names = [f for f in RECORD.names or () if record[f].tobytes() != expected[f].tobytes()]
-        long_name = bool(grid.header.flags & HAS_LONG_NAME)
+        long_name = _has_long_name(grid)
         if not long_name and raw_name != bytes(grid.record["name"]) + b"\0":
             names.append("name")
         if names and not (long_name and set(names) <= {"name_key", "name_size"}):
@@ -270,8 +271,8 @@ def write_nvdb(path: str | Path, grids: Sequence[NanoGrid], codec: str = "zip") 
     header["grid_count"], header["codec"] = len(grids), code
     parts = [header.tobytes()]
     for grid, data in zip(grids, stored):
-        record = _record_of(grid, code, version, len(data))
-        parts += [record.tobytes(), grid.name.encode() + b"\0"]
+        name = grid.name.encode() if _has_long_name(grid) else bytes(grid.record["name"])
+        parts += [_record_of(grid, name, code, version, len(data)).tobytes(), name + b"\0"]
     path = Path(path)
     partial = path.with_name(path.name + ".part")
     try:
@@ -288,9 +289,12 @@ def _deflate(data: np.ndarray) -> bytes:
     return len(stream).to_bytes(8, "little") + stream
 
 
-def _record_of(grid: NanoGrid, codec: int, version: int, file_size: int) -> np.void:
+def _has_long_name(grid: NanoGrid) -> bool:
+    return bool(grid.header.flags & HAS_LONG_NAME)
+
+
+def _record_of(grid: NanoGrid, name: bytes, codec: int, version: int, file_size: int) -> np.void:
     """Return the record of a grid that takes ``file_size`` bytes of a file."""
-    name = grid.name.encode()
     record = np.zeros(1, RECORD)
     record["grid_size"], record["file_size"] = len(grid.data), file_size
     record["name_key"], record["name_size"] = name_key(name), len(name) + 1

@@ -23,7 +23,7 @@ from driveRT_ros.io.nvdb import (
     write_nvdb,
 )
 from driveRT_ros.io.nvdb_file import name_key
-from test.support.nvdb_cells import PLACE, frame, random_cells
+from test.support.nvdb_cells import PLACE, frame, random_cells, signed
 from test.support.nvdb_walk import Walk
 
 REAL = ("rocks", "test_grid", "test_index_grid", "test_int32_grid", "torus")
@@ -259,6 +259,16 @@ def test_active_tiles_of_every_level_are_read() -> None:
     top = active_tiles(changed)
     assert top.first_zyx[-1].tolist() == [-4096] * 3 and top.edge[-1] == 4096
     assert top.values[-1] == 9.0
+
+
+def test_a_name_that_is_no_utf8_comes_back_as_it_was(tmp_path: Path) -> None:
+    grid = build_value_grid(np.zeros((1, 3), int), np.ones(1, "f4"), PLACE, name="a")
+    foreign = signed(grid, name=b"caf\xe9")
+    write_nvdb(tmp_path / "a.nvdb", [foreign])
+    (again,) = read_nvdb(tmp_path / "a.nvdb")
+    assert bytes(again.record["name"]) == b"caf\xe9" and again.name == "caf\ufffd"
+    write_nvdb(tmp_path / "b.nvdb", [again])
+    assert (tmp_path / "a.nvdb").read_bytes() == (tmp_path / "b.nvdb").read_bytes()
 
 
 def test_the_key_of_a_name_is_the_one_in_real_files() -> None:

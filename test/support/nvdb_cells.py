@@ -31,7 +31,7 @@ def frame(count: int = 400) -> tuple[np.ndarray, dict[str, np.ndarray]]:
     }
 
 
-def signed(grid: NanoGrid, **fields: int) -> NanoGrid:
+def signed(grid: NanoGrid, **fields: int | bytes) -> NanoGrid:
     """Return a grid with other words in its grid data, and the head checksum they need."""
     data = grid.data.copy()
     for name, value in fields.items():
