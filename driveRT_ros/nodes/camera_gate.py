@@ -102,6 +102,10 @@ class CameraGate:
         """Let go the sets that have waited long enough for more cameras; called regularly."""
         self._park(self._sync.poll(now_ns), now_s)
 
+    def stands_still(self, now_s: float) -> None:
+        """Let go the sets that wait for more cameras: their clock has stopped."""
+        self._park(self._sync.flush(), now_s)
+
     def tick(self, now_s: float) -> None:
         """Let go what has waited too long for its calibration; called regularly.
 

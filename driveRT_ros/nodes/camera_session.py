@@ -26,6 +26,10 @@ from driveRT_ros.nodes.timejump import Jump
 IMAGE, INFO = "~/input/image{}", "~/input/camera_info{}"
 KINDS = {"raw": Image, "compressed": CompressedImage}
 
+STANDSTILL_S = 5.0
+"""Sets are not waited for on a simulated clock that stands still this long: whoever moves it may
+itself be waiting for their result."""
+
 
 class CameraSession(Session):
     """Pair images with each other and with calibrations, and hand sets to the worker.
@@ -50,6 +54,7 @@ class CameraSession(Session):
     ) -> None:
         self._book = book
         self._newest_ns = 0
+        self._clock_ns, self._clock_moved_s = 0, time.monotonic()
         self.now_ns: int | None = None
         """Time by which images are paired; None takes the clock of the node."""
         numbers = range(len(config.cameras))
@@ -114,8 +119,12 @@ class CameraSession(Session):
         self.time_jumped(jump)
 
     def _check_parked(self) -> None:
-        now_s = time.monotonic()
-        self._gate.poll(now_s, self._pairing_ns())
+        now_s, now_ns = time.monotonic(), self._pairing_ns()
+        if self.now_ns is not None or now_ns != self._clock_ns:
+            self._clock_ns, self._clock_moved_s = now_ns, now_s
+        elif now_s - self._clock_moved_s >= STANDSTILL_S:
+            self._gate.stands_still(now_s)
+        self._gate.poll(now_s, now_ns)
         self._gate.tick(now_s)
 
     def _pairing_ns(self) -> int:

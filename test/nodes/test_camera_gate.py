@@ -151,6 +151,15 @@ def test_late_cameras_are_let_go_by_the_clock_that_pairs_images() -> None:
     assert tuple(gate.sets[0].images) == NAMES[:4]
 
 
+def test_a_clock_that_stands_still_ends_the_waiting_for_cameras() -> None:
+    gate = Gate(**{"sync.timeout_s": 0.15})
+    gate.send(5 * S, names=NAMES[:4])
+    gate.gate.poll(9.0, 0)
+    assert not gate.sets
+    gate.gate.stands_still(9.0)
+    assert tuple(gate.sets[0].images) == NAMES[:4]
+
+
 def test_live_too_many_waiting_sets_end_the_waiting_and_in_a_replay_all_wait() -> None:
     for back_pressure in (False, True):
         gate = Gate(calibrated=False, **{"input.back_pressure": back_pressure})
