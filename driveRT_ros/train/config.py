@@ -155,7 +155,7 @@ class OptimizerConfig(Config):
 class OutputConfig(Config):
     """What a run writes."""
 
-    log_every: int = param(20, "Steps from line to line of the log.", ge=1)
+    log_every: int = param(20, "Steps from line to line of the log, which gives their means.", ge=1)
     save_every_s: float = param(
         120.0, "Time between two written states; the last is always written.", unit="s", ge=1.0
     )

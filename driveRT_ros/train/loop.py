@@ -180,7 +180,7 @@ class Trainer:
             True where the last step was done.
         """
         log = Log(self.folder, self.step) if self.place.rank == 0 else None
-        clock = _Clock(self.config.data.batch_size * self.place.world)
+        clock, means = _Clock(self.config.data.batch_size * self.place.world), _Means()
         saved, save_took, total = time.monotonic(), 0.0, self.config.optimizer.steps
         while self.step < total:
             clock.start()
@@ -188,11 +188,11 @@ class Trainer:
             clock.waited()
             parts = self.train_step(batch)
             clock.stepped()
+            means.add(parts)
             last = self.step == total
             if log is not None and (self.step % self.config.output.log_every == 0 or last):
-                values = {name: float(value) for name, value in parts.items()}
                 rate = self._optimizer.param_groups[0]["lr"]
-                log.add({"step": self.step, "rate": rate, **values, **clock.rates()})
+                log.add({"step": self.step, "rate": rate, **means.take(), **clock.rates()})
                 clock.reset()
             on_step(Progress(self.step, float(parts["loss"]), **clock.rates()))
             spare = _SAVE_MARGIN_S + 2 * save_took + 2 * clock.longest_s
@@ -317,10 +317,12 @@ class _Clock:
 
     def __init__(self, frames: int) -> None:
         self._frames = frames
-        self.longest_s = 0.0
-        self.reset()
+        self._waited_s = self._total_s = self.longest_s = 0.0
+        self._steps = 0
+        self._last = {"wait_share": 0.0, "frames_per_s": 0.0}
 
     def reset(self) -> None:
+        self._last = self.rates()
         self._waited_s = self._total_s = 0.0
         self._steps = 0
 
@@ -338,11 +340,30 @@ class _Clock:
         self._steps += 1
 
     def rates(self) -> dict[str, float]:
-        total = max(self._total_s, 1e-9)
+        if not self._steps:
+            return self._last
         return {
-            "wait_share": self._waited_s / total,
-            "frames_per_s": self._steps * self._frames / total,
+            "wait_share": self._waited_s / self._total_s,
+            "frames_per_s": self._steps * self._frames / self._total_s,
         }
+
+
+class _Means:
+    """Means of what the steps between two lines of the log returned."""
+
+    def __init__(self) -> None:
+        self._sums: dict[str, torch.Tensor] = {}
+        self._count = 0
+
+    def add(self, parts: dict[str, torch.Tensor]) -> None:
+        self._count += 1
+        for name, value in parts.items():
+            self._sums[name] = self._sums[name] + value if name in self._sums else value
+
+    def take(self) -> dict[str, float]:
+        means = {name: float(total) / self._count for name, total in self._sums.items()}
+        self._sums, self._count = {}, 0
+        return means
 
 
 def _half_of(precision: str, device: torch.device) -> torch.dtype | None:

@@ -114,6 +114,18 @@ def test_a_run_that_was_stopped_goes_on_to_the_same_bits(tmp_path):
     assert (tmp_path / "parts" / "loss.png").stat().st_size > 1000
 
 
+def test_the_log_gives_means_of_the_steps_since_its_last_line(tmp_path):
+    config = small_config(optimizer={"steps": 5})
+    run(config, tmp_path / "each")
+    run(small_config(optimizer={"steps": 5}, output={"log_every": 2}), tmp_path / "two")
+    each = [row["loss"] for row in read_log(tmp_path / "each")]
+    rows = read_log(tmp_path / "two")
+    assert [row["step"] for row in rows] == [2, 4, 5]
+    want = [(each[0] + each[1]) / 2, (each[2] + each[3]) / 2, each[4]]
+    assert [row["loss"] for row in rows] == pytest.approx(want, rel=1e-6)
+    assert all(row["frames_per_s"] > 0 and 0 <= row["wait_share"] <= 1 for row in rows)
+
+
 def test_another_seed_learns_other_weights(tmp_path):
     a, b = (
         run(small_config(seed=seed, optimizer={"steps": 1}), tmp_path / str(seed))
