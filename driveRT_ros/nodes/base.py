@@ -12,10 +12,12 @@ import rclpy
 from rclpy.clock import Clock, ClockType
 from rclpy.executors import SingleThreadedExecutor
 from rclpy.lifecycle import LifecycleNode, LifecycleState, TransitionCallbackReturn
+from rclpy.qos import QoSProfile
 from rclpy.signals import SignalHandlerOptions
 
 from driveRT_ros.core.errors import DriveRTError
 from driveRT_ros.core.schema import Config
+from driveRT_ros.nodes import qos
 from driveRT_ros.nodes.params import NodeParameters, help_text
 from driveRT_ros.nodes.stop import GOODBYE_S, StopSignal, exit_now, exit_within
 
@@ -33,6 +35,7 @@ class ManagedNode(LifecycleNode):
     dynamic_parameters: ClassVar[tuple[str, ...]] = ()
     default_name: ClassVar[str] = "node"
     topics_help: ClassVar[str] = ""
+    output_qos: ClassVar[QoSProfile] = qos.OUTPUT
 
     def __init__(self, **kwargs: Any) -> None:
         super().__init__(self.default_name, **kwargs)

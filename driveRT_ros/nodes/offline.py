@@ -21,7 +21,7 @@ from driveRT_ros.nodes.lidar import LidarNode
 from driveRT_ros.nodes.offline_source import CloudSource, OfflineConfig
 from driveRT_ros.nodes.perception import PerceptionNode
 from driveRT_ros.nodes.progress import Progress
-from driveRT_ros.nodes.qos import MATCH_S
+from driveRT_ros.nodes.qos import MATCH_S, RECORDED
 from driveRT_ros.nodes.raw import header_stamp_ns
 from driveRT_ros.nodes.stop import PARTIAL
 
@@ -34,6 +34,7 @@ class Offline(PerceptionNode):
 
     noun = "clouds"
     main_output = "detections"
+    output_qos = RECORDED
 
     def __init__(self, **kwargs: Any) -> None:
         super().__init__(**kwargs)
@@ -74,7 +75,8 @@ class Offline(PerceptionNode):
             self.handle_transforms(deserialize_message(message.raw, TFMessage), static=True)
         self._items, self._fed = iter(self._source), 0
         self._progress = Progress(self._source.total, self.get_logger().info, self.noun)
-        self._start_s = monotonic() + self.config.wait_for_subscriber_s
+        self._start_s = self._latest_s = monotonic() + self.config.wait_for_subscriber_s
+        self._heard: list[int] = []
         self._feeder = self.create_steady_timer(_STEP_S, self._step)
 
     def do_deactivate(self) -> None:
@@ -125,8 +127,11 @@ class Offline(PerceptionNode):
 
     def _may_start(self) -> bool:
         topic = f"{self.get_fully_qualified_name()}/output/{self.main_output}"
-        if any(p.get_subscription_count() for p in self.publishers if p.topic_name == topic):
-            self._start_s = min(self._start_s, monotonic() + MATCH_S)
+        publishers = list(self.publishers)
+        heard = [p.get_subscription_count() for p in publishers]
+        main = any(n for n, p in zip(heard, publishers) if p.topic_name == topic)
+        if main and heard != self._heard:  # a recorder finds topic after topic
+            self._heard, self._start_s = heard, min(self._latest_s, monotonic() + MATCH_S)
         if monotonic() < self._start_s:
             return False
         self._start_s = 0.0

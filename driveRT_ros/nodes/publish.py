@@ -7,7 +7,6 @@ from collections.abc import Mapping
 from typing import Any
 
 from diagnostic_msgs.msg import DiagnosticStatus
-from rclpy.node import Node
 from rclpy.serialization import serialize_message
 from std_msgs.msg import Float64, Header, UInt32MultiArray
 
@@ -15,7 +14,7 @@ from driveRT_ros.core.errors import ConfigError
 from driveRT_ros.core.fingerprint import CLOUD_MSG, DETECTIONS_MSG
 from driveRT_ros.io.fingerprint import encode_fingerprint, message_crc32
 from driveRT_ros.io.topics import POINT_CLOUD
-from driveRT_ros.nodes import qos
+from driveRT_ros.nodes.base import ManagedNode
 from driveRT_ros.nodes.health import Health
 from driveRT_ros.nodes.raw import message_class
 from driveRT_ros.nodes.result import FINGERPRINT, STAGES, FrameResult
@@ -30,13 +29,14 @@ class Outputs:
     """Publishers of results and of debug values.
 
     Args:
-        node: Owner of the publishers; its clock tells the latency since the header stamp.
+        node: Owner of the publishers, whose ``output_qos`` they take; its clock tells the latency
+            since the header stamp.
         outputs: Message type by output name.
         noun: What a frame is called; ``~/debug/dropped_<noun>`` names those without result.
     """
 
-    def __init__(self, node: Node, outputs: Mapping[str, str], noun: str) -> None:
-        self._node, self._types = node, outputs
+    def __init__(self, node: ManagedNode, outputs: Mapping[str, str], noun: str) -> None:
+        self._node, self._types, profile = node, outputs, node.output_qos
         self._dropped = f"dropped_{noun.replace(' ', '_')}"
         self._results: dict[str, Any] = {}
         for name, type_name in outputs.items():
@@ -46,7 +46,7 @@ class Outputs:
                 if name != "objects":  # the one output whose package is optional
                     raise
                 continue
-            self._results[name] = node.create_publisher(kind, f"~/output/{name}", qos.OUTPUT)
+            self._results[name] = node.create_publisher(kind, f"~/output/{name}", profile)
         kinds: dict[str, Any] = dict.fromkeys(
             (CYCLIC, PROCESSING, PIPELINE, *STAGE_TOPICS.values()), Float64
         )
@@ -56,7 +56,7 @@ class Outputs:
             self._dropped: Header,
         }
         self._debug = {
-            name: node.create_publisher(kind, f"~/debug/{name}", qos.OUTPUT)
+            name: node.create_publisher(kind, f"~/debug/{name}", profile)
             for name, kind in kinds.items()
         }
         self._last_s: float | None = None

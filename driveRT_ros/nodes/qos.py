@@ -13,6 +13,7 @@ __all__ = [
     "LATCHED",
     "MATCH_S",
     "OUTPUT",
+    "RECORDED",
     "TF",
     "SubscriptionEventCallbacks",
     "sensor_data",
@@ -47,6 +48,9 @@ def sensor_data(depth: int = 5, reliability: str = "best_effort") -> QoSProfile:
 
 OUTPUT = _profile(ReliabilityPolicy.RELIABLE, DurabilityPolicy.VOLATILE, 10)
 """Results and debug topics: reliable, so that they reach reliable and best-effort subscribers."""
+
+RECORDED = _profile(ReliabilityPolicy.RELIABLE, DurabilityPolicy.TRANSIENT_LOCAL, 10)
+"""Results of a recording: a recorder whose connection comes up late still gets the first ones."""
 
 DIAGNOSTICS = _profile(ReliabilityPolicy.RELIABLE, DurabilityPolicy.VOLATILE, 10)
 """``/diagnostics``, as diagnostic_updater publishes it."""

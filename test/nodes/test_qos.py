@@ -37,6 +37,7 @@ def test_reliable_cloud_subscription_hears_only_reliable_publishers() -> None:
 @pytest.mark.parametrize("subscriber", [BEST_EFFORT, RELIABLE])
 def test_outputs_reach_reliable_and_best_effort_subscribers(subscriber: QoSProfile) -> None:
     assert hears(qos.OUTPUT, subscriber)
+    assert hears(qos.RECORDED, subscriber)
     assert hears(qos.DIAGNOSTICS, subscriber)
 
 
