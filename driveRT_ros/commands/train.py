@@ -245,7 +245,8 @@ class _Display:
         return self
 
     def __exit__(self, *_: object) -> None:
-        self._bar.stop()
+        if self._bar.live.is_started:
+            self._bar.stop()
 
     def on_step(self, at: Progress) -> None:
         """Show how the run stands."""
