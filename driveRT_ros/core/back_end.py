@@ -14,7 +14,7 @@ from driveRT_ros.core.stages import StageClock
 from driveRT_ros.models.head import Heads
 
 if TYPE_CHECKING:
-    from driveRT_ros.core.front_end import FrontResult
+    from driveRT_ros.core.front_end import FrontFrame
 
 
 @dataclass(frozen=True, eq=False)
@@ -43,11 +43,11 @@ class Found:
 class BackEnd(Protocol):
     """One implementation on one device."""
 
-    def run(self, front: FrontResult, clock: StageClock) -> Found:
+    def run(self, front: FrontFrame, clock: StageClock) -> Found:
         """Take the rows of one frame to boxes.
 
         Args:
-            front: What the front end made.
+            front: What the front end makes.
             clock: Given a lap after each of ``head`` and ``postprocess``.
         """
         ...
@@ -65,11 +65,12 @@ class ReferenceBackEnd:
     def __init__(self, config: LidarConfig, tensors: Mapping[str, torch.Tensor], ops: Ops) -> None:
         self._heads = Heads(config, tensors, ops.rotated_nms)
 
-    def run(self, front: FrontResult, clock: StageClock) -> Found:
+    def run(self, front: FrontFrame, clock: StageClock) -> Found:
         """See :class:`BackEnd`."""
         # Heat at every row, boxes only where it passes the threshold.
-        heat = self._heads.heat(front.bev.features)
-        proposals, dropped = self._heads.propose(front.bev, heat)
+        bev = front.result().bev
+        heat = self._heads.heat(bev.features)
+        proposals, dropped = self._heads.propose(bev, heat)
         clock.lap("head")
 
         # Overlapping boxes go, head by head.

@@ -41,12 +41,24 @@ class FrontResult:
     dropped: Mapping[str, int]
     overflow: Mapping[str, tuple[int, int]] = field(default_factory=dict)
 
+    def result(self) -> FrontResult:
+        """Return itself: there is nothing to wait for."""
+        return self
+
+
+class FrontFrame(Protocol):
+    """A cloud on its way through the front end."""
+
+    def result(self) -> FrontResult:
+        """Return what was made of it; waits for the device where that is still at work."""
+        ...
+
 
 class FrontEnd(Protocol):
     """One implementation on one device."""
 
-    def run(self, cloud: torch.Tensor, clock: StageClock) -> FrontResult:
-        """Take one cloud as far as the heads.
+    def run(self, cloud: torch.Tensor, clock: StageClock) -> FrontFrame:
+        """Take one cloud as far as the heads, perhaps without waiting for the end.
 
         Args:
             cloud: (N, 5) x, y, z, intensity, time lag on the device, in the dtype of the pipeline.

@@ -126,10 +126,11 @@ class LidarPipeline:
         cloud = self._checked(points)
 
         # Voxels, coordinate maps, six sparse levels: points to rows of the bird's-eye view.
-        front = self._front_end.run(cloud, clock)
+        frame = self._front_end.run(cloud, clock)
 
         # Heat at every row, boxes where it passes the threshold, overlapping ones suppressed.
-        found = self._back_end.run(front, clock)
+        found = self._back_end.run(frame, clock)
+        front = frame.result()
         boxes, scores, labels = found.boxes, found.scores, found.labels
 
         # What happened to this frame, and what identifies its result.

@@ -44,10 +44,7 @@ class ManagedNode(LifecycleNode):
         self.finished = False  # set by a node whose work has an end
         self.steady_clock = Clock(clock_type=ClockType.STEADY_TIME)
         self.parameters = NodeParameters(
-            self,
-            self.config_class,
-            dynamic=self.dynamic_parameters,
-            on_change=self.do_reconfigure,
+            self, self.config_class, dynamic=self.dynamic_parameters, on_change=self.do_reconfigure
         )
 
     @property

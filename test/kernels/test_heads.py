@@ -8,6 +8,7 @@ import pytest
 import torch
 
 from driveRT_ros.core.config import LidarConfig
+from driveRT_ros.core.gpu.front_end import EngineFrame
 from driveRT_ros.core.gpu.head_tactics import head_tactic
 from driveRT_ros.core.gpu.heads import EngineBackEnd, unsupported
 from driveRT_ros.core.gpu.replay import captured
@@ -252,9 +253,17 @@ def test_a_frame_that_did_not_fit_the_engine_goes_on_in_the_reference(backend, h
     case.put(bev)
     front = front_result(dataclasses.replace(bev, features=case.features[:100]))
     clock = StageClock(backend.device)
-    found = back_end.run(front, clock)
+    found = back_end.run(EngineFrame(lambda: front), clock)
     assert list(clock.stage_ms) == ["head", "postprocess"]
     assert same_bytes(found, case.find(bev)) and other.seen == []
     tight = front_result(bev, rows=(200, 100))
-    back_end.run(tight, clock)
-    assert other.seen == [tight]
+    back_end.run(EngineFrame(lambda: tight), clock)  # known only after the heads are enqueued
+    back_end.run(tight, clock)  # known before the engine ran
+    assert other.seen == [tight, tight]
+
+
+def test_a_frame_on_its_way_is_finished_once():
+    made, asked = front_result(rows_of(3)), []
+    frame = EngineFrame(lambda: asked.append(1) or made)
+    assert asked == []
+    assert frame.result() is made and frame.result() is made and asked == [1]

@@ -10,6 +10,7 @@ import torch
 
 from driveRT_ros.core.config import LidarConfig
 from driveRT_ros.core.front_end import FrontEnd
+from driveRT_ros.core.gpu.counts import CountsReader
 from driveRT_ros.core.gpu.domains import level_shapes
 from driveRT_ros.core.gpu.front_end import EngineFrontEnd
 from driveRT_ros.core.ops import Ops
@@ -42,6 +43,8 @@ class FakeMaps:
         rows = self.levels[0].shape.row_capacity
         self.features = torch.full((rows, 5), torch.nan)
         self.points_stored = torch.full((rows,), -1, dtype=torch.int32)
+        self.device = self.points.device
+        self.counts = CountsReader(self)  # type: ignore[arg-type]
 
     def load(self, points: torch.Tensor) -> None:
         self.num_points = len(points)

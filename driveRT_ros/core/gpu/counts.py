@@ -30,12 +30,38 @@ class FrameCounts:
     overflow: Mapping[str, tuple[int, int]]
 
 
-def read_counts(maps: FrameMaps) -> FrameCounts:
-    """Return the counts of the last frame; waits for the GPU."""
+class CountsReader:
+    """Brings the counts of a frame to the host, without holding up what is enqueued after them.
+
+    Args:
+        maps: Where they are counted.
+    """
+
+    def __init__(self, maps: FrameMaps) -> None:
+        self._maps = maps
+        parts = [level.counts[:2] for level in maps.levels]
+        parts += [domain.counts[:1] for domain in maps.domains.values()]
+        self._parts = [*parts, maps.dropped[:2]]
+        cuda = maps.device.type == "cuda"
+        size = sum(len(part) for part in self._parts)
+        self._host = torch.empty(size, dtype=torch.int32, pin_memory=cuda)
+        self._arrived = torch.cuda.Event() if cuda else None
+
+    def enqueue(self) -> None:
+        """Copy the counts of the frame in place, on the current stream."""
+        self._host.copy_(torch.cat(self._parts), non_blocking=True)
+        if self._arrived is not None:
+            self._arrived.record(torch.cuda.current_stream(self._maps.device))
+
+    def read(self) -> FrameCounts:
+        """Return the counts that were enqueued last; waits for them and for nothing later."""
+        if self._arrived is not None:
+            self._arrived.synchronize()
+        return _named(self._maps, self._host.tolist())
+
+
+def _named(maps: FrameMaps, values: list[int]) -> FrameCounts:
     levels, domains = maps.levels, maps.domains
-    parts = [level.counts[:2] for level in levels]
-    parts += [domain.counts[:1] for domain in domains.values()]
-    values = torch.cat([*parts, maps.dropped[:2]]).tolist()
     leaves, rows = values[: 2 * len(levels) : 2], values[1 : 2 * len(levels) : 2]
     tiles = values[2 * len(levels) : -2]
 

@@ -15,7 +15,7 @@ from driveRT_ros.core.config import LidarConfig
 from driveRT_ros.core.cuda import Kernel, Launch
 from driveRT_ros.core.errors import ConfigError, InvalidFrame
 from driveRT_ros.core.gpu.arena import Arena
-from driveRT_ros.core.gpu.counts import read_counts
+from driveRT_ros.core.gpu.counts import CountsReader
 from driveRT_ros.core.gpu.domains import (
     KEY_TAPS,
     DomainShape,
@@ -126,6 +126,7 @@ class FrameMaps:
         """Points to the rows of level 1, which is all that voxel features need."""
         self.map_launches = (*launches, *self._domain_launches())
         self.voxel_launches = self._voxel_launches()
+        self.counts = CountsReader(self)
 
     def load(self, points: torch.Tensor) -> None:
         """Copy a cloud into the frame, on the current stream.
@@ -156,7 +157,8 @@ class FrameMaps:
 
         A frame with an overflow is incomplete: raise the capacity or run it elsewhere.
         """
-        return dict(read_counts(self).overflow)
+        self.counts.enqueue()
+        return dict(self.counts.read().overflow)
 
     @staticmethod
     def _check(config: LidarConfig) -> None:

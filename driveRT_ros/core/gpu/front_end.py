@@ -10,15 +10,33 @@ import torch
 
 from driveRT_ros.core.back_end import BackEnd
 from driveRT_ros.core.config import LidarConfig
-from driveRT_ros.core.front_end import FrontEnd, FrontResult
+from driveRT_ros.core.front_end import FrontEnd, FrontFrame, FrontResult
 from driveRT_ros.core.gpu.backbone import SparseBackbone
-from driveRT_ros.core.gpu.counts import FrameCounts, read_counts
+from driveRT_ros.core.gpu.counts import FrameCounts
 from driveRT_ros.core.gpu.domains import BEV_DILATED, NUM_BACKBONE_LEVELS
 from driveRT_ros.core.gpu.heads import EngineBackEnd, SparseHeads, unsupported
 from driveRT_ros.core.plan import Plan
 from driveRT_ros.core.sparse_types import SparseTensor
 from driveRT_ros.core.stages import StageClock
 from driveRT_ros.models.voxelnext import VoxelNeXtWeights
+
+
+class EngineFrame:
+    """A cloud that the engine is at work on.
+
+    Args:
+        finish: Waits for the counts of the frame and returns its result.
+    """
+
+    def __init__(self, finish: Callable[[], FrontResult]) -> None:
+        self._finish = finish
+        self._result: FrontResult | None = None
+
+    def result(self) -> FrontResult:
+        """See :class:`~driveRT_ros.core.front_end.FrontFrame`."""
+        if self._result is None:
+            self._result = self._finish()
+        return self._result
 
 
 class EngineFrontEnd:
@@ -45,7 +63,7 @@ class EngineFrontEnd:
         self._fallback = fallback
         self._make_heads = make_heads
 
-    def run(self, cloud: torch.Tensor, clock: StageClock) -> FrontResult:
+    def run(self, cloud: torch.Tensor, clock: StageClock) -> FrontFrame:
         """See :class:`~driveRT_ros.core.front_end.FrontEnd`."""
         maps = self._engine.maps
         if len(cloud) > len(maps.points):
@@ -54,7 +72,12 @@ class EngineFrontEnd:
             maps.load(cloud)
             clock.lap("voxelize")
             self._engine.run(lap=clock.lap)
-        counts = read_counts(maps)
+            maps.counts.enqueue()
+        return EngineFrame(functools.partial(self._finish, cloud, clock))
+
+    def _finish(self, cloud: torch.Tensor, clock: StageClock) -> FrontResult:
+        maps = self._engine.maps
+        counts = maps.counts.read()
         if counts.overflow:
             return self._again(cloud, clock, counts.overflow)
         last, rows = maps.levels[BEV_DILATED], counts.rows[BEV_DILATED]
@@ -86,7 +109,7 @@ class EngineFrontEnd:
     def _again(
         self, cloud: torch.Tensor, clock: StageClock, overflow: Mapping[str, tuple[int, int]]
     ) -> FrontResult:
-        return dataclasses.replace(self._fallback.run(cloud, clock), overflow=overflow)
+        return dataclasses.replace(self._fallback.run(cloud, clock).result(), overflow=overflow)
 
 
 def engine_heads(

@@ -19,7 +19,7 @@ from driveRT_ros.core.boxes import BOX_DIM
 from driveRT_ros.core.config import LidarConfig
 from driveRT_ros.core.cuda import Kernel, Launch
 from driveRT_ros.core.errors import ConfigError
-from driveRT_ros.core.front_end import FrontResult
+from driveRT_ros.core.front_end import FrontFrame, FrontResult
 from driveRT_ros.core.gpu.arena import Arena
 from driveRT_ros.core.gpu.domains import BEV_DILATED, level_shapes
 from driveRT_ros.core.gpu.frame_maps import LevelBuffers
@@ -79,7 +79,7 @@ class SparseHeads:
         level: LevelBuffers,
         arithmetic: str = "FFMA",
     ) -> None:
-        self._config, self._level, self._features = config, level, features
+        self._config, self._level, self.features = config, level, features
         self._tensors = tensors
         self._classes = [len(names) for names in config.model.classes_per_head]
         self._first = np.cumsum([0, *self._classes[:-1]]).tolist()
@@ -194,7 +194,7 @@ class SparseHeads:
         self, branches: list[dict[str, object]], rows: int, *, first: bool = False
     ) -> Launch:
         """Bind one launch of many branches; the first of a frame follows no kernel of ours."""
-        tactic, width = self._tactic, self._features.shape[1]
+        tactic, width = self._tactic, self.features.shape[1]
         kernel = Kernel(
             tactic.kernel, "run_branches", tactic.defines(width, width, 1),
             shared_bytes=tactic.shared_bytes(width, width, 1), device=self._device,
@@ -202,7 +202,7 @@ class SparseHeads:
         resident = -(-self._blocks * tactic.min_blocks // len(branches))
         grid = (min(-(-rows // tactic.tile_rows), resident), len(branches))
         packed = self._keep(pack_structs("branches.cuh", "HeadBranch", branches, self._device))
-        args = (self._features, packed)
+        args = (self.features, packed)
         return kernel.bind(grid, tactic.threads(width), *args, dependent=not first)
 
     def _selection(self) -> list[Launch]:
@@ -273,12 +273,17 @@ class EngineBackEnd:
         self._heads = heads
         self._fallback = fallback
 
-    def run(self, front: FrontResult, clock: StageClock) -> Found:
+    def run(self, front: FrontFrame, clock: StageClock) -> Found:
         """See :class:`~driveRT_ros.core.back_end.BackEnd`."""
-        if front.overflow:
+        if isinstance(front, FrontResult):  # the engine never ran on this cloud
             return self._fallback.run(front, clock)
-        with torch.cuda.device_of(front.bev.features):
+        # Enqueued before anybody knows whether the frame fitted: the kernels stay inside of their
+        # buffers, and the result of one that did not is never read.
+        with torch.cuda.device_of(self._heads.features):
             self._heads.run(lap=clock.lap)
-        found = self._heads.read(len(front.bev.features))
+        made = front.result()
+        if made.overflow:
+            return self._fallback.run(made, clock)
+        found = self._heads.read(len(made.bev.features))
         clock.lap("postprocess")
         return found
