@@ -104,9 +104,11 @@ __device__ __forceinline__ u32 product(u32 a, u32 b) {
     return r;
 }
 
-// v x^(32 words) mod P by a warp, in all lanes.
-__device__ __forceinline__ u32 shift_by(const u32* powers, u32 words, u32 v) {
+// v x^(32 words) mod P by a warp, in all lanes. P is primitive: x^(2^32 - 1) = 1, so the words above
+// the 32 bits of `powers` (16 GiB) are added to those below.
+__device__ __forceinline__ u32 shift_by(const u32* powers, u64 words, u32 v) {
     const int lane = threadIdx.x & 31;
+    for (int i = 0; i < 2; ++i) words = (words & 0xffffffffu) + (words >> 32);  // the first may carry
     u32 factor = words >> lane & 1 ? powers[lane] : 0x80000000u;
     for (int d = 16; d; d /= 2) factor = product(factor, __shfl_xor_sync(0xffffffffu, factor, d));
     return product(v, factor);
@@ -147,7 +149,8 @@ extern "C" __global__ void __launch_bounds__(32 * WARPS, 6) crc_chunks(const Che
     sum = fold(pieces, 3, lane < WARPS ? shared_sums[lane] : 0u);
     if (!m.plain) sum = shift(shared_tables, 0, sum);
     sum = __shfl_sync(0xffffffffu, sum, 0);
-    const u32 words = m.plain ? behind * (m.chunk_bytes / 4) + m.extra_bytes / 4 : behind + m.chunks_after;
+    const u64 words = m.plain ? static_cast<u64>(behind) * (m.chunk_bytes / 4) + m.extra_bytes / 4
+                              : static_cast<u64>(behind) + m.chunks_after;
     if (words) sum = shift_by(m.powers, words, sum);
     if (m.plain) sum = times_x(sum, 8 * (m.extra_bytes & 3));
     if (lane == 0) atomicXor(m.sum, sum);

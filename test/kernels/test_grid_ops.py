@@ -13,8 +13,10 @@ import torch
 from driveRT_ros.core import cuda, grid_ops
 from driveRT_ros.core.gpu import grid_ops as gpu
 from driveRT_ros.core.nanovdb_layout import FLOAT, INT32, ON_INDEX, converted, read_header
+from driveRT_ros.core.nvrtc import read_source
 from driveRT_ros.core.reference import grid_ops as reference
 from driveRT_ros.core.reference import grid_stats as reference_stats
+from test.support.cuda_cpu import CpuModule
 from test.support.launch import SENTINEL, Buffers
 from test.support.nvdb_files import real_grids
 from test.support.nvdb_grids import KINDS, TAILS, Sketch, blob, dense_leaf, mixed, padded
@@ -71,6 +73,32 @@ def test_the_crc_of_any_bytes_is_that_of_zlib(backend, size):
         bits = gpu.crc32(tensor, runner(backend), resident)
         assert bits.shape == (1,) and int(bits) & 0xFFFFFFFF == zlib.crc32(data.data)
     assert buffers.intact()
+
+
+FAR = """
+extern "C" __global__ void far(const u32* powers, const u64* words, u32* out) {
+    begin_dependent();
+    const u32 v = shift_by(powers, words[blockIdx.x], 0x12345678u);
+    if (threadIdx.x == 0) out[blockIdx.x] = v;
+}
+"""
+
+
+def test_a_register_goes_past_more_words_than_32_bits_count(tmp_path):
+    """Blocks of a tensor of more than 16 GiB have more than 2**32 words behind them."""
+    (tmp_path / "far.cu").write_text(read_source("grid_ops_checksum.cu").decode() + FAR)
+    _, powers = gpu.operators(1)
+    words = [5, 2**32 - 2, 2**32 - 1, 2**32, 2**32 + 5, 2**33 + 2**31, 2**40 - 1, 2**64 - 1]
+    out = torch.zeros(len(words), dtype=torch.int32)
+    args = (powers.view(np.int32), np.array(words, np.uint64).view(np.int64))
+    tensors = [torch.from_numpy(a) for a in args]
+    CpuModule("far", folder=tmp_path).launch("far", len(words), 32, *tensors, out)
+    for count, bits in zip(words, out.tolist()):
+        register, power = 0x12345678, int(powers[0])  # squared as often as the count has bits
+        for bit in range(count.bit_length()):
+            register = int(gpu.product(register, power)) if count >> bit & 1 else register
+            power = int(gpu.product(power, power))
+        assert bits & 0xFFFFFFFF == register, count
 
 
 @pytest.mark.parametrize("tail", TAILS)
