@@ -114,10 +114,11 @@ __device__ __forceinline__ float load_depth(const void* depth, long long at) {
     return unpack_half2(__ldg(static_cast<const unsigned short*>(depth) + at)).x;
 }
 
-// (largest, 1 / sum) of a pixel; nothing where depths are weights.
+// (largest, 1 / sum) of a pixel; nothing where depths are weights. The kernel before may still write
+// them while this one's blocks start, which the cache for constant data (__ldg) does not allow.
 __device__ __forceinline__ float2 load_norm(const float* norms, u64 pixel) {
 #if LOGITS
-    return __ldg(reinterpret_cast<const float2*>(norms) + pixel);
+    return reinterpret_cast<const float2*>(norms)[pixel];
 #else
     return make_float2(0.f, 1.f);
 #endif
