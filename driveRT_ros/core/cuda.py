@@ -205,9 +205,7 @@ class Launch:
             stream = torch.cuda.current_stream(self.kernel.device).cuda_stream
         code = self._enqueue(stream)
         if code in (_INVALID_CONTEXT, _INVALID_HANDLE, _CONTEXT_DESTROYED):
-            # A thread that never used CUDA has no context, or torch changed the device here.
-            _check(_driver().cuCtxSetCurrent(self.kernel._context), "setting the CUDA context")
-            code = self._enqueue(stream)
+            code = self._enqueue_in_context(stream)
         if code:
             _check(
                 code,
@@ -226,6 +224,16 @@ class Launch:
             config = _Config(*sizes, stream, ctypes.pointer(_DEPENDENT), 1)
             self._configs[stream] = config
         return self._launch(ctypes.byref(config), function, argv, None)
+
+    def _enqueue_in_context(self, stream: int) -> int:
+        """Enqueue where this thread has no context or that of another device, which it keeps."""
+        driver, before = _driver(), ctypes.c_void_p()
+        _check(driver.cuCtxGetCurrent(ctypes.byref(before)), "asking for the CUDA context")
+        _check(driver.cuCtxSetCurrent(self.kernel._context), "setting the CUDA context")
+        code = self._enqueue(stream)
+        if before.value:  # what torch calls the current device depends on it
+            driver.cuCtxSetCurrent(before)
+        return code
 
 
 class Branch:

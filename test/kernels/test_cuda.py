@@ -218,7 +218,7 @@ def test_a_struct_with_a_wrong_field_is_refused(sources, change, message):
 
 class Driver:
     def __init__(self, *codes):
-        self.codes, self.calls = list(codes), []
+        self.codes, self.calls, self.context = list(codes), [], None
 
     def cuLaunchKernel(self, function, *rest):  # noqa: N802 - the driver's name
         *sizes, stream, argv, _ = rest
@@ -233,8 +233,13 @@ class Driver:
         self.calls.append((sizes, c.stream, "dependent"))
         return self.codes.pop(0) if self.codes else 0
 
+    def cuCtxGetCurrent(self, context):  # noqa: N802
+        context._obj.value = self.context
+        return 0
+
     def cuCtxSetCurrent(self, context):  # noqa: N802
-        self.calls.append("context")
+        self.context = context.value
+        self.calls.append(f"context {context.value}")
         return 0
 
     def cuGetErrorString(self, code, text):  # noqa: N802
@@ -290,13 +295,16 @@ def test_a_grid_without_blocks_is_no_launch(kernel, monkeypatch, grid):
     assert driver.calls == []
 
 
-def test_a_thread_without_a_context_is_given_one(kernel, monkeypatch):
-    driver = Driver(201)
+@pytest.mark.parametrize(("before", "after"), [(None, []), (3, ["context 3"])])
+def test_a_thread_without_the_context_has_it_for_the_launch(kernel, monkeypatch, before, after):
+    """The current device of a thread must not change because it launched on another one."""
+    driver = Driver(400 if before else 201)
+    driver.context = before
     monkeypatch.setattr(cuda, "_driver", lambda: driver)
     kernel.bind(1, 32, 5)(stream=1)
-    assert [call if call == "context" else "launch" for call in driver.calls] == [
-        *("launch", "context", "launch")
-    ]
+    calls = [call if isinstance(call, str) else "launch" for call in driver.calls]
+    assert calls == ["launch", "context 2", "launch", *after]
+    assert driver.context == (before or 2)
 
 
 def test_a_refused_launch_names_kernel_grid_and_sizes(kernel, monkeypatch):
