@@ -3,7 +3,8 @@
 Every candidate is compared with a float64 run of the same network on the same frame first; one
 that fails has no time. On a GPU the sparse engine runs as one CUDA graph, from raw points to the
 rows that the heads share; its stages are graphs of their own. Wall times include the launches.
-``bench_grid.py`` beside has the suite ``grid``.
+The suite ``frame`` has the whole detector, ``grid`` the operators on NanoVDB grids, and ``ros`` the
+node, from the publishing of a cloud to its detections in another process.
 """
 
 from __future__ import annotations
@@ -14,7 +15,15 @@ from typing import TYPE_CHECKING, Any
 
 from rich.table import Table
 
-from driveRT_ros.commands import bench_grid
+from driveRT_ros.commands import bench_frame, bench_grid, bench_ros
+from driveRT_ros.commands.bench_options import (
+    ALL_FRAMES,
+    DEFAULT_ROUNDS,
+    check_options,
+    frame_names,
+    peer_names,
+    plans,
+)
 from driveRT_ros.commands.common import console, progress
 from driveRT_ros.core.errors import ConfigError, DeviceError
 from driveRT_ros.core.plan import PRECISIONS
@@ -22,7 +31,7 @@ from driveRT_ros.core.plan import PRECISIONS
 if TYPE_CHECKING:
     from driveRT_ros.core.config import LidarConfig
 
-HELP = "check, then time, the sparse engine or the grid operators on this machine"
+HELP = "check, then time, engine, detector, grid operators or node on this machine"
 EXAMPLES = """\
 examples:
   drivert bench sparse                                 simulated frames, on the GPU
@@ -30,7 +39,11 @@ examples:
   drivert bench sparse --plan plan.json                the default Plan beside a tuned one
   drivert bench sparse --peers spconv,torch,cublas     beside what can be imported
   drivert bench sparse --device cpu                    the reference operators
+  drivert bench frame --peers spconv --data DIR        points to boxes, beside the same from spconv
+  drivert bench frame --device cpu                     what a machine without a GPU takes for it
   drivert bench grid --sizes 7,500                     NanoVDB grids of 7 and 500 MB, on the GPU
+  drivert bench ros --precision fp16 --duration 60     clouds of 0.694 and 6 MB at 10 and 20 Hz
+  drivert bench ros --device cpu --sizes 0.1 --rates 1 a small sensor for a slow machine
 """
 
 PEERS = ("spconv", "torch", "cublas")
@@ -38,23 +51,25 @@ PEERS = ("spconv", "torch", "cublas")
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the options of ``drivert bench``."""
-    parser.add_argument("suite", choices=("sparse", "grid"), help="what to measure")
+    parser.add_argument("suite", choices=tuple(SUITES), help="what to measure")
     parser.add_argument(
         "--device", choices=("cuda", "cpu"), default="cuda", help="cpu times the reference"
     )
     parser.add_argument(
         "--precision", choices=PRECISIONS, help="default: that of the Plan, or fp32"
     )
-    parser.add_argument("--plan", metavar="FILE", help="time this Plan beside the default one")
+    parser.add_argument("--plan", metavar="FILE", help="time this Plan, too where it is compared")
     parser.add_argument(
         "--frames", metavar="NAMES", help="by comma: S1, S5, S10, S15 (simulated), A, B, C"
     )
     parser.add_argument("--data", metavar="DIR", help="folder of the real frames A, B and C")
+    parser.add_argument("--peers", metavar="NAMES", help=f"by comma, of {', '.join(PEERS)}")
     parser.add_argument(
-        "--peers", metavar="NAMES", default="", help=f"by comma, of {', '.join(PEERS)}"
+        "--rounds", type=int, help=f"interleaved rounds (default: {DEFAULT_ROUNDS})"
     )
-    parser.add_argument("--rounds", type=int, default=4, help="interleaved rounds (default: 4)")
-    parser.add_argument("--sizes", metavar="MB", help="of grids, by comma (grid only)")
+    parser.add_argument("--sizes", metavar="MB", help="of grids or clouds, by comma (grid, ros)")
+    parser.add_argument("--rates", metavar="HZ", help="of clouds, by comma (ros)")
+    parser.add_argument("--duration", type=float, metavar="S", help="of each case (ros)")
     parser.add_argument("--config", metavar="YAML", help="parameter file: grid and channels")
     parser.add_argument("--output", metavar="JSON", help="file for the result")
 
@@ -62,36 +77,22 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def execute(args: argparse.Namespace) -> int:
     """Run ``drivert bench``."""
     from driveRT_ros.bench.sparse import write_report
-    from driveRT_ros.core.config import LidarConfig
 
-    if args.rounds < 1:
-        raise ConfigError(f"Option --rounds must be at least 1, got {args.rounds}.")
-    if args.output and not Path(args.output).resolve().parent.is_dir():
-        raise ConfigError(f"The folder of '{args.output}' does not exist.")
-    if args.suite == "grid":
-        report = bench_grid.measure(args)
-        bench_grid.show(report)
-    else:
-        if args.sizes:
-            raise ConfigError("Option --sizes belongs to 'drivert bench grid'.")
-        config = LidarConfig.from_yaml(args.config) if args.config else LidarConfig()
-        report = _on_cpu(args, config) if args.device == "cpu" else _on_gpu(args, config)
-        _show(report)
+    check_options(args)
+    measure, show = SUITES[args.suite]
+    report = measure(args)
+    show(report)
     if args.output:
         write_report(report, Path(args.output))
         console.print(f"Wrote {args.output}.")
     return 0
 
 
-def _frame_names(args: argparse.Namespace, default: tuple[str, ...]) -> list[str]:
-    from driveRT_ros.bench.frames import present
+def _measure(args: argparse.Namespace) -> dict[str, Any]:
+    from driveRT_ros.core.config import LidarConfig
 
-    if args.frames:
-        return [name.strip() for name in args.frames.split(",")]
-    found = present(Path(args.data)) if args.data else []
-    if args.data and not found:
-        raise ConfigError(f"Folder '{args.data}' holds none of the frames A, B and C.")
-    return [*default, *found]
+    config = LidarConfig.from_yaml(args.config) if args.config else LidarConfig()
+    return _on_cpu(args, config) if args.device == "cpu" else _on_gpu(args, config)
 
 
 def _on_gpu(args: argparse.Namespace, config: LidarConfig) -> dict[str, Any]:
@@ -105,18 +106,14 @@ def _on_gpu(args: argparse.Namespace, config: LidarConfig) -> dict[str, Any]:
     from driveRT_ros.bench.frames import load_frames
     from driveRT_ros.bench.sparse import Protocol, SparseBench, measure
 
-    names = _frame_names(args, ("S1", "S5", "S10", "S15"))
-    peers = [name.strip() for name in args.peers.split(",") if name.strip()]
-    unknown = sorted(set(peers) - set(PEERS))
-    if unknown:
-        raise ConfigError(f"There is no peer {', '.join(unknown)}; there are {', '.join(PEERS)}.")
+    names, peers = frame_names(args, ALL_FRAMES), peer_names(args, PEERS)
     data = Path(args.data) if args.data else None
     with torch.no_grad(), progress() as bar:
         task = bar.add_task("frames", total=None)
         frames = list(load_frames(names, data, config))
         parts = len(frames) * (2 if {"spconv", "torch"} & set(peers) else 1) + 2
         bar.update(task, total=parts, description="compile")
-        bench = SparseBench(config, _plans(args), peers, Protocol(rounds=args.rounds))
+        bench = SparseBench(config, plans(args), peers, Protocol(rounds=args.rounds))
 
         def told(part: str) -> None:
             bar.advance(task)
@@ -126,23 +123,13 @@ def _on_gpu(args: argparse.Namespace, config: LidarConfig) -> dict[str, Any]:
         return measure(bench, frames, told)
 
 
-def _plans(args: argparse.Namespace) -> list[tuple[str, Path | None]]:
-    """Return the Plans to time: the default of the precision, then the one that was named."""
-    from driveRT_ros.core.plan import Plan
-
-    if not args.plan:
-        return [(args.precision or "fp32", None)]
-    precision = args.precision or Plan.load(args.plan).precision
-    return [(precision, None), (precision, Path(args.plan))]
-
-
 def _on_cpu(args: argparse.Namespace, config: LidarConfig) -> dict[str, Any]:
     if args.plan or args.peers or args.precision not in (None, "fp32"):
         raise ConfigError("Options --plan, --peers and --precision need a GPU, not --device cpu.")
     from driveRT_ros.bench.frames import load_frames
     from driveRT_ros.bench.reference import measure_reference
 
-    names = _frame_names(args, ("S1",))
+    names = frame_names(args, ALL_FRAMES[:1])
     with progress() as bar:
         task = bar.add_task("reference", total=len(names))
         frames = list(load_frames(names, Path(args.data) if args.data else None, config))
@@ -164,3 +151,12 @@ def _show(report: dict[str, Any]) -> None:
         for line in lines:
             table.add_row(*line)
         console.print(table)
+
+
+SUITES = {
+    "sparse": (_measure, _show),
+    "frame": (bench_frame.measure, bench_frame.show),
+    "grid": (bench_grid.measure, bench_grid.show),
+    "ros": (bench_ros.measure, bench_ros.show),
+}
+"""What measures and what shows, by suite."""

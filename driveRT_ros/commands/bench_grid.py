@@ -13,21 +13,17 @@ from driveRT_ros.core.errors import ConfigError, DeviceError
 DEFAULT_MB = {"cuda": "1,7,70,500", "cpu": "1,7"}
 LARGEST_MB = 4200
 """Beyond it a grid has more bytes than the largest that is meant to be measured."""
-_OF_SPARSE = ("precision", "plan", "frames", "data", "peers", "config")
 
 
 def measure(args: argparse.Namespace) -> dict[str, Any]:
     """Return the report.
 
     Raises:
-        ConfigError: If an option belongs to another suite, or a size cannot be.
+        ConfigError: If a size cannot be.
         DeviceError: If there is no GPU to measure on.
     """
     import torch
 
-    for name in _OF_SPARSE:
-        if getattr(args, name):
-            raise ConfigError(f"Option --{name} belongs to 'drivert bench sparse'.")
     sizes = _sizes(args.sizes or DEFAULT_MB[args.device])
     if args.device == "cuda" and not torch.cuda.is_available():
         raise DeviceError(
