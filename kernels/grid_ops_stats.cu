@@ -64,7 +64,7 @@ __device__ __forceinline__ double number_of(const GridStats& m, u32 bits) {
 }
 
 // A result that is not a number has the same bits everywhere.
-__device__ __forceinline__ double one_nan(double v) { return v != v ? fabs(v) : v; }
+__device__ __forceinline__ double one_nan(double v) { return v != v ? __uint_as_float(0x7fc00000u) : v; }
 __device__ __forceinline__ u32 float_bits(double v) { return v != v ? 0x7fc00000u : __float_as_uint(static_cast<float>(v)); }
 
 // Chan, Golub and LeVeque: the statistics of both.
