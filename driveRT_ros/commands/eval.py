@@ -33,11 +33,11 @@ if TYPE_CHECKING:
 HELP = "compare detections with ground truth: mAP, NDS, errors, pictures"
 EXAMPLES = """\
 examples:
-  drivert eval --sim 200 --jobs 0 --weights voxelnext.safetensors
-  drivert eval --bag drive --results results/output_bag      what drivert run has recorded
-  drivert eval --bag drive --run --weights voxelnext.safetensors
-  drivert eval --nuscenes /data/nuscenes --split val --weights w.pth --submission val.json
-  drivert eval --kitti /data/kitti --max-range 40 --min-points 10 --weights voxelnext.safetensors
+  drivert eval --sim 200 --jobs 0 --checkpoint voxelnext.safetensors
+  drivert eval --bag drive --results results                 what drivert run has recorded
+  drivert eval --bag drive --run --checkpoint voxelnext.safetensors
+  drivert eval --nuscenes /data/nuscenes --split val --checkpoint w.pth --submission val.json
+  drivert eval --kitti /data/kitti --max-range 40 --min-points 10 --checkpoint w.safetensors
   drivert eval --sim 20 --statistics --data DIR              how simulated clouds resemble real ones
 """
 
@@ -47,7 +47,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     _add_source(parser)
     group = parser.add_argument_group("detector")
     group.add_argument(
-        "--weights", dest="checkpoint", metavar="FILE", help="weights; default: those of --config"
+        *("--checkpoint", "--weights"), metavar="FILE", help="weights; default: those of --config"
     )
     group.add_argument("--config", metavar="YAML", help="parameter file, plain or in ROS form")
     group.add_argument("--device", help="auto, cpu, cuda or cuda:N")
@@ -90,15 +90,22 @@ def _add_source(parser: argparse.ArgumentParser) -> None:
     one.add_argument("--nuscenes", metavar="ROOT", help="a nuScenes data set")
     one.add_argument("--kitti", metavar="ROOT", help="a KITTI object data set")
     group.add_argument(
-        "--seed", type=int, metavar="S", help="of the first scene (default: 900000, held out)"
+        *("--sim-seed", "--seed"),
+        type=int,
+        metavar="N",
+        help="seed of the first scene (default: 900000, held out)",
     )
     group.add_argument(
-        "--jobs", type=int, default=1, metavar="N", help="processes that simulate; 0: all cores"
+        "--jobs", type=int, metavar="N", help="processes that simulate (default: 1); 0: all cores"
     )
     group.add_argument("--sim-config", metavar="YAML", help="parameter file of the simulator")
     group.add_argument("--run", action="store_true", help="detect in the clouds of the bag")
     group.add_argument("--topic", default="", help="its clouds; needed if it has several")
-    group.add_argument("--results", metavar="BAG", help="bag of the detections, if it is another")
+    group.add_argument(
+        "--results",
+        metavar="PATH",
+        help="bag or result folder that holds the detections, if it is another",
+    )
     group.add_argument("--detections", default="", metavar="TOPIC", help="their topic")
     group.add_argument("--version", default="", help="nuScenes tables, such as v1.0-mini")
     group.add_argument(
@@ -115,6 +122,7 @@ def _add_source(parser: argparse.ArgumentParser) -> None:
 
 def execute(args: argparse.Namespace) -> int:
     """Run ``drivert eval``."""
+    _refuse_useless(args)
     if args.statistics:
         from driveRT_ros.commands import eval_statistics
 
@@ -159,6 +167,32 @@ def execute(args: argparse.Namespace) -> int:
     return 0
 
 
+_ONLY_WITH = {
+    "bag": ("run", "topic", "results", "detections"),
+    "sim": ("sim_seed", "jobs", "sim_config"),
+    "nuscenes": ("version", "split"),
+}
+_OF_DETECTOR = ("checkpoint", "device", "plan", "precision")
+
+
+def _refuse_useless(args: argparse.Namespace) -> None:
+    """Refuse options that would change nothing, and numbers that mean nothing."""
+    for source, names in _ONLY_WITH.items():
+        given = [name for name in names if getattr(args, name) not in (None, "", False)]
+        if given and getattr(args, source) is None:
+            raise ConfigError(f"Option --{given[0].replace('_', '-')} needs --{source}.")
+    if args.data and not args.statistics:
+        raise ConfigError("Option --data names real frames for --statistics; add that.")
+    given = [name for name in _OF_DETECTOR if getattr(args, name)]
+    if given and args.bag is not None and not args.run:
+        raise ConfigError(
+            f"Option --{given[0]} is for detecting anew, but the detections of a bag are there "
+            "already; add --run, or leave it out."
+        )
+    if args.jobs is not None and args.jobs < 0:
+        raise ConfigError(f"Option --jobs must be 0 (all cores) or more, got {args.jobs}.")
+
+
 @dataclass(frozen=True)
 class _Source:
     moments: Iterable[Moment]
@@ -186,8 +220,6 @@ def _forced(args: argparse.Namespace) -> dict[str, Any]:
 def _open(args: argparse.Namespace, config: LidarConfig) -> _Source:
     from driveRT_ros.train import eval_sources as sources
 
-    if args.bag is None and (args.run or args.topic or args.results or args.detections):
-        raise ConfigError("Options --run, --topic, --results and --detections need --bag.")
     if args.bag is not None:
         return _open_bag(args, config)
     if args.kitti is not None:
@@ -207,6 +239,11 @@ def _open(args: argparse.Namespace, config: LidarConfig) -> _Source:
     return _detecting(name, moments, total, config)
 
 
+def num_jobs(args: argparse.Namespace) -> int:
+    """Return the number of processes that simulate."""
+    return 1 if args.jobs is None else args.jobs or os.cpu_count() or 1
+
+
 def _simulated(args: argparse.Namespace, config: LidarConfig) -> tuple[Iterable[Moment], str, int]:
     from driveRT_ros.sim.config import SimConfig
     from driveRT_ros.train.config import FIRST_TRAINING_SEED
@@ -215,37 +252,44 @@ def _simulated(args: argparse.Namespace, config: LidarConfig) -> tuple[Iterable[
 
     if args.sim < 1:
         raise ConfigError(f"Option --sim takes a number of scenes from 1 on, got {args.sim}.")
-    seed = HELD_OUT_SEED if args.seed is None else args.seed
+    seed = HELD_OUT_SEED if args.sim_seed is None else args.sim_seed
     if seed + args.sim > FIRST_TRAINING_SEED:
         console.print(f"Scenes with seeds from {FIRST_TRAINING_SEED} on may have been trained on.")
     base = SimConfig.from_yaml(args.sim_config) if args.sim_config else SimConfig()
     past = config.densification_params.num_past_frames
     name = f"simulator, seeds {seed} to {seed + args.sim - 1}"
-    return simulated(args.sim, seed, past, base, args.jobs or os.cpu_count() or 1), name, args.sim
+    return simulated(args.sim, seed, past, base, num_jobs(args)), name, args.sim
 
 
 def _open_bag(args: argparse.Namespace, config: LidarConfig) -> _Source:
+    from driveRT_ros.commands.recorded_frames import bag_of
     from driveRT_ros.io.bag import BagReader
     from driveRT_ros.io.scene_bag import TRUTH_BOXES
+    from driveRT_ros.io.topics import choose_topic
     from driveRT_ros.train import eval_sources as sources
 
     if args.run and (args.results or args.detections):
         raise ConfigError("Option --run detects anew; leave out --results and --detections.")
     with BagReader(args.bag) as reader:
         total = reader.message_counts.get(TRUTH_BOXES, 0)
+        topics = reader.topics
     if not total:
         raise ConfigError(
             f"Bag '{args.bag}' has no messages on {TRUTH_BOXES} to compare with; "
             "'drivert convert' writes bags that have."
         )
-    moments = sources.bag_frames(args.bag, args.topic, config.input)
+    topic = choose_topic(topics, args.topic, bag=args.bag)
+    moments = sources.bag_frames(args.bag, topic, config.input)
     if args.run:
         return _detecting(f"bag {args.bag}", moments, total, config)
-    answer = sources.Recorded(args.results or args.bag, args.detections)
-    about = {
-        "source": f"bag {args.bag}",
-        "detections": f"{answer.topic} of {args.results or args.bag}",
-    }
+    found = args.results or args.bag
+    if not args.results and not sources.detection_topics(topics):
+        raise ConfigError(
+            f"Bag '{found}' has ground truth but no detections of a node: name the bag or result "
+            "folder that has them with --results, or detect now with --run."
+        )
+    answer = sources.Recorded(bag_of(found), args.detections)
+    about = {"source": f"bag {args.bag}", "detections": f"{answer.topic} of {found}"}
     return _Source(moments, total, answer, about)
 
 
@@ -309,5 +353,5 @@ def _print(evaluation: Evaluation, out: Path, *, untrained: bool) -> None:
     console.print(range_table(evaluation))
     console.print(headline(evaluation))
     if untrained:
-        console.print("The weights are not trained: boxes mean nothing. Give --weights.")
+        console.print("The weights are not trained: boxes mean nothing. Give --checkpoint.")
     console.print(f"Report and pictures are in {out}.")

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import argparse
 import dataclasses
-import os
 
 from driveRT_ros.commands.common import console, output_folder, progress
 from driveRT_ros.core.errors import ConfigError
@@ -16,6 +15,7 @@ def execute(args: argparse.Namespace) -> int:
     Raises:
         ConfigError: If the source is not the simulator, or the real frames cannot be read.
     """
+    from driveRT_ros.commands.eval import num_jobs
     from driveRT_ros.sim.config import SimConfig
     from driveRT_ros.sim.realism import (
         difference,
@@ -31,13 +31,14 @@ def execute(args: argparse.Namespace) -> int:
     if args.sim is None or args.sim < 1:
         raise ConfigError("Option --statistics compares simulated scenes: add --sim N, N from 1.")
     base = SimConfig.from_yaml(args.sim_config) if args.sim_config else SimConfig()
-    seed = HELD_OUT_SEED if args.seed is None else args.seed
-    jobs = args.jobs or os.cpu_count() or 1
+    seed = HELD_OUT_SEED if args.sim_seed is None else args.sim_seed
     real = real_sample(args.data) if args.data else tabled_sample()
     out = output_folder(args)
     with progress() as bar:
         task = bar.add_task("simulate", total=args.sim)
-        simulated = simulated_sample(args.sim, seed, base, lambda: bar.advance(task), jobs)
+        simulated = simulated_sample(
+            args.sim, seed, base, lambda: bar.advance(task), num_jobs(args)
+        )
     apart = difference(simulated, real)
     write_picture(out / "statistics.png", draw_samples(simulated, real))
     document = {

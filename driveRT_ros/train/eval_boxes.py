@@ -57,7 +57,9 @@ class EvalSettings:
 
     def __post_init__(self) -> None:
         if self.min_points < 1:
-            raise ConfigError(f"The least number of points must be 1, got {self.min_points}.")
+            raise ConfigError(
+                f"The least number of points must be at least 1, got {self.min_points}."
+            )
         if not self.max_range_m > 0:
             raise ConfigError(f"The greatest range must be positive, got {self.max_range_m} m.")
 

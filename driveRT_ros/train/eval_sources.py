@@ -6,7 +6,7 @@ import dataclasses
 import heapq
 import logging
 import math
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
 
 import numpy as np
@@ -80,6 +80,12 @@ class Detector:
         pose = frame.T_world_ego @ frame.T_ego_lidar if known else None
         points = self._sweeps.push(frame.points, pose)
         return self._pipeline.process(points) if moment.wanted else None
+
+
+def detection_topics(topics: Mapping[str, str]) -> list[str]:
+    """Return the topics of detections that are not ground truth, of type names by topic."""
+    found = (t for t, kind in topics.items() if kind == DETECTIONS)
+    return sorted(t for t in found if not t.startswith("/ground_truth/"))
 
 
 class Recorded:

@@ -341,8 +341,13 @@ def test_the_command_detects_in_a_bag_in_nuscenes_and_in_kitti(tmp_path: Path, c
     ("arguments", "sentence"),
     [
         (("--sim", "0"), "from 1 on, got 0"),
-        (("--sim", "1", "--run"), "need --bag"),
-        (("--sim", "1", "--min-points", "0"), "must be 1, got 0"),
+        (("--sim", "1", "--run"), "Option --run needs --bag"),
+        (("--bag", "drive", "--sim-seed", "4"), "Option --sim-seed needs --sim"),
+        (("--sim", "1", "--split", "val"), "Option --split needs --nuscenes"),
+        (("--sim", "1", "--data", "real"), "Option --data names real frames for --statistics"),
+        (("--sim", "1", "--jobs", "-2"), "--jobs must be 0 (all cores) or more, got -2"),
+        (("--bag", "drive", "--checkpoint", "w"), "--checkpoint is for detecting anew"),
+        (("--sim", "1", "--min-points", "0"), "at least 1, got 0"),
         (("--sim", "1", "--max-range", "-1"), "must be positive"),
         (("--sim", "1", "--submission", "absent/s.json"), "folder of 'absent/s.json'"),
         (("--kitti", "nowhere"), "has no KITTI frames"),
@@ -365,7 +370,24 @@ def test_a_bag_without_ground_truth_or_detections_says_so(tmp_path: Path, capsys
     assert drivert("eval", "--bag", bags / "results") == 2
     assert "no messages on /ground_truth/detections" in capsys.readouterr().err
     assert drivert("eval", "--bag", bags / "clouds") == 2
-    assert "has no vision_msgs/msg/Detection3DArray topic" in capsys.readouterr().err
+    error = capsys.readouterr().err
+    assert "no detections of a node" in error and "--results" in error and "--run" in error
+
+
+def test_a_result_folder_stands_for_the_bag_in_it(tmp_path: Path) -> None:
+    bags = recorded_drive(tmp_path)
+    folder = tmp_path / "folder"
+    folder.mkdir()
+    (bags / "results").rename(folder / "output_bag")
+    arguments = ("--bag", bags / "clouds", "--results", folder, "--worst", 0)
+    assert drivert("eval", *arguments, "--out", tmp_path / "out") == 0
+
+
+def test_a_wrong_topic_leaves_no_output_folder(tmp_path: Path, capsys) -> None:
+    arguments = ("--bag", recorded_drive(tmp_path) / "clouds", "--run", "--topic", "/nope")
+    assert drivert("eval", *arguments, "--out", tmp_path / "out") == 2
+    assert "has no topic '/nope'" in capsys.readouterr().err
+    assert not (tmp_path / "out").exists()
 
 
 def test_real_keyframes_are_evaluated_with_their_own_ground_truth(data_dir: Path) -> None:
