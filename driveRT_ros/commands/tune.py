@@ -39,7 +39,7 @@ EXAMPLES = """\
 examples:
   drivert tune --output plan.json
   drivert tune --precision fp16 --output plan-fp16.json --time-limit 120
-  drivert tune --bag my_bag --weights voxelnext.safetensors --output plan.json
+  drivert tune --bag my_bag --checkpoint voxelnext.safetensors --output plan.json
   drivert run --bag my_bag --set plan_path=plan.json      use it
   drivert tune --camera --set precision=fp16 --output plan.json    how camera features are pooled
 """
@@ -57,7 +57,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument("--precision", choices=PRECISIONS, help="default: that of the parameters")
     parser.add_argument(
-        "--weights", dest="checkpoint", metavar="FILE", help="weights; default: untrained ones"
+        *("--checkpoint", "--weights"), metavar="FILE", help="weights; default: untrained ones"
     )
     parser.add_argument("--config", metavar="YAML", help="parameter file, plain or in ROS form")
     parser.add_argument(

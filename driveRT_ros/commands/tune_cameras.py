@@ -34,7 +34,7 @@ def execute(args: argparse.Namespace) -> int:
 
     if any(getattr(args, name) for name in _LIDAR_ONLY):
         raise ConfigError(
-            "Options --bag, --topic, --weights and --time-limit are for the LiDAR network: what "
+            "Options --bag, --topic, --checkpoint and --time-limit are for the LiDAR network: what "
             "cameras see does not change how fast their features are pooled; leave them out."
         )
     settings = Settings(min_gain=args.min_gain / 100)
