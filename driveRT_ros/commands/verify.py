@@ -42,6 +42,9 @@ exit codes: 0 equal, 1 different or damaged, 2 cannot be told
 """
 
 
+_OF_REPLAY = ("topic", "config", "checkpoint", "set")
+
+
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the options of ``drivert verify``."""
     parser.add_argument("a", metavar="A", help="a rosbag2, or a result folder of drivert run")
@@ -66,6 +69,11 @@ def execute(args: argparse.Namespace) -> int:
         raise ConfigError("Option --replay compares A with a fresh pass: leave out B.")
     if args.clouds and args.b:
         raise ConfigError("Option --clouds is for one recording: leave out B.")
+    given = [name for name in _OF_REPLAY if getattr(args, name)]
+    if given and not args.replay:
+        raise ConfigError(
+            f"Option --{given[0]} is for a fresh pass: add --replay, or leave it out."
+        )
     recordings = [read_frames(args.a, args.clouds)]
     comparison = None
     if args.b:
@@ -111,12 +119,21 @@ def _replayed(
     """Return the frames of the LiDAR node, and those of a fresh pass."""
     from driveRT_ros.commands import fresh_pass
     from driveRT_ros.commands.recorded_frames import bag_of
+    from driveRT_ros.io.bag import BagReader
+    from driveRT_ros.io.topics import POINT_CLOUD, choose_topic
 
     node = _lidar_node(recorded)
     mine = recorded.of_node(node)
     args.config = args.config or fresh_pass.parameters_of(args.a)
     config = detector_config(args)
     bag = args.clouds or str(bag_of(args.a))
+    with BagReader(bag) as reader:
+        topics = reader.topics
+    if not args.clouds and POINT_CLOUD not in topics.values():
+        raise ConfigError(
+            f"'{args.a}' has no clouds for a fresh pass: name the bag that has with --clouds."
+        )
+    topic = choose_topic(topics, args.topic, bag=bag)
     with_bev = any("grid" in (frame.stages or {}) for frame in mine.frames.values())
     skipped: list[str] = []
     with ExitStack() as stack:
@@ -125,7 +142,7 @@ def _replayed(
             bar = stack.enter_context(progress())
             advance = partial(bar.advance, bar.add_task("detect", total=len(mine.frames)))
         fresh = fresh_pass.fresh_frames(
-            fresh_pass.joined_clouds(bag, args.topic, config, skipped.append),
+            fresh_pass.joined_clouds(bag, topic, config, skipped.append),
             fresh_pass.make_pipeline(config),
             {key.stamp_ns for key in mine.frames},
             node=node,

@@ -208,6 +208,13 @@ def test_what_cannot_be_told_ends_with_2_and_says_why(recorded, verify, tmp_path
     code, text = verify(bare)
     assert code == 2 and "can be checked" in text
     assert verify(recorded, recorded, "--replay")[0] == 2
+    code, text = verify(recorded, "--checkpoint", "weights")  # it would have no effect
+    assert code == 2 and "--checkpoint is for a fresh pass: add --replay" in text
+    blind = rewritten(
+        recorded, tmp_path / "blind", lambda t, i, raw: None if t == "/points" else raw
+    )
+    code, text = verify(blind, "--replay")
+    assert code == 2 and "has no clouds" in text and "--clouds" in text
     with BagWriter(tmp_path / "truth") as writer:
         for stamp_ns, raw in messages(recorded, BOXES):
             writer.write("/ground_truth/detections", BOX_TYPE, raw, stamp_ns)
