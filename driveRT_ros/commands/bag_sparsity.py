@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from driveRT_ros.core.config import LidarConfig
     from driveRT_ros.core.sparsity import SparsityReport
 
+_FRAMES = 10
 _BAR_COLUMNS = 40
 
 
@@ -31,10 +32,11 @@ def show_sparsity(args: argparse.Namespace) -> None:
     """
     from driveRT_ros.core.config import LidarConfig
 
-    if args.frames < 1:
-        raise ConfigError(f"Option --frames must be at least 1, got {args.frames}.")
+    frames = _FRAMES if args.frames is None else args.frames
+    if frames < 1:
+        raise ConfigError(f"Option --frames must be at least 1, got {frames}.")
     config = config_from(LidarConfig, args.config, None, ())
-    found = _counted(args, config)
+    found = _counted(args, config, frames)
     if not found:
         raise ConfigError(f"No cloud of '{args.bag}' can be used; the lines above say why.")
     joined = config.densification_params.num_past_frames
@@ -46,7 +48,7 @@ def show_sparsity(args: argparse.Namespace) -> None:
     console.print(_histogram(found))
 
 
-def _counted(args: argparse.Namespace, config: LidarConfig) -> list[SparsityReport]:
+def _counted(args: argparse.Namespace, config: LidarConfig, frames: int) -> list[SparsityReport]:
     from driveRT_ros.commands.fresh_pass import joined_clouds
     from driveRT_ros.core.reference.voxelize import voxelize
     from driveRT_ros.core.sparsity import SparsityMonitor
@@ -56,7 +58,7 @@ def _counted(args: argparse.Namespace, config: LidarConfig) -> list[SparsityRepo
     def say(sentence: str) -> None:
         console.print(sentence, markup=False)
 
-    clouds = joined_clouds(args.bag, args.topic, config, say, args.frames)
+    clouds = joined_clouds(args.bag, args.topic, config, say, frames)
     return [monitor.count(voxelize(c.points, config.voxelization).coords_bzyx) for c in clouds]
 
 

@@ -42,9 +42,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--sparsity", action="store_true", help="voxels, neighbours, tiles and leaves of its clouds"
     )
     group.add_argument("--topic", default="", help="the point cloud topic, if a bag has several")
-    group.add_argument(
-        "--frames", type=int, default=10, metavar="N", help="at most N clouds (default: 10)"
-    )
+    group.add_argument("--frames", type=int, metavar="N", help="at most N clouds (default: 10)")
     group.add_argument("--config", metavar="YAML", help="parameter file: grid and past sweeps")
 
 
@@ -52,6 +50,11 @@ def execute(args: argparse.Namespace) -> int:
     """Run ``drivert info``."""
     if args.sparsity and not args.bag:
         raise ConfigError("Option --sparsity needs a bag.")
+    given = [
+        name for name in ("topic", "frames", "config") if getattr(args, name) not in (None, "")
+    ]
+    if given and not args.sparsity:
+        raise ConfigError(f"Option --{given[0]} is for --sparsity: add that, or leave it out.")
     if not args.bag:
         _show_machine()
         return 0

@@ -41,6 +41,8 @@ def test_what_cannot_be_counted_is_one_sentence(
 ) -> None:
     assert main(["info", "--sparsity"]) == 2
     assert "needs a bag" in capsys.readouterr().err
+    assert main(["info", "--frames", "3"]) == 2
+    assert "Option --frames is for --sparsity" in capsys.readouterr().err
     bag, network = write_drive(tmp_path / "bag", 1, num_points=50), tiny_network(tmp_path)
     assert main(["info", str(bag), "--sparsity", "--frames", "0"]) == 2
     assert "--frames" in capsys.readouterr().err
