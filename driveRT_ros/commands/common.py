@@ -100,7 +100,9 @@ def output_folder(args: argparse.Namespace) -> Path:
     """
     out = Path(args.out or Path(args.out_parent) / time.strftime("%Y%m%d-%H%M%S"))
     marker = out / "drivert.txt"
-    if out.exists() and (not out.is_dir() or any(out.iterdir())):
+    if out.exists() and not out.is_dir():
+        raise ConfigError(f"Output folder '{out}' is a file; choose another folder.")
+    if out.is_dir() and any(out.iterdir()):
         if not (args.overwrite and marker.is_file()):
             hint = (
                 "choose another folder"
@@ -108,13 +110,34 @@ def output_folder(args: argparse.Namespace) -> Path:
                 else "choose another folder or add --overwrite"
             )
             raise ConfigError(f"Output folder '{out}' is not empty; {hint}.")
-        shutil.rmtree(out)
+        _keep_inputs(args, out)
+        _delete(out)
     try:
         out.mkdir(parents=True, exist_ok=True)
         marker.write_text(f"Results of 'drivert {args.command}'; safe to delete.\n")
     except OSError as error:
         raise ConfigError(f"Output folder '{out}' cannot be written: {error}.") from None
     return out.resolve()
+
+
+_READ = ("bag", "results", "config", "checkpoint", "plan", "sim_config")
+
+
+def _keep_inputs(args: argparse.Namespace, out: Path) -> None:
+    for name in _READ:
+        given = getattr(args, name, None)
+        if given and out.resolve() in (Path(given).resolve(), *Path(given).resolve().parents):
+            raise ConfigError(
+                f"Option --overwrite would delete '{given}', which --{name.replace('_', '-')} "
+                "names; choose another folder."
+            )
+
+
+def _delete(out: Path) -> None:
+    try:
+        shutil.rmtree(out)
+    except OSError as error:
+        raise ConfigError(f"Output folder '{out}' cannot be emptied: {error}.") from None
 
 
 def detector_config(
@@ -158,7 +181,8 @@ def config_from(
     values |= forced or {}
     if checkpoint:
         if not Path(checkpoint).is_file():
-            raise ConfigError(f"Checkpoint '{checkpoint}' does not exist.")
+            missing = "is a folder" if Path(checkpoint).is_dir() else "does not exist"
+            raise ConfigError(f"Checkpoint '{checkpoint}' {missing}; name a file of weights.")
         values["checkpoint_path"] = str(Path(checkpoint).resolve())
     for entry in single:
         name, equals, text = entry.partition("=")

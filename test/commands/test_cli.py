@@ -161,6 +161,16 @@ def test_an_output_folder_is_never_emptied_unless_a_run_made_it(tmp_path: Path, 
     assert "add --overwrite" in refused(capsys, "demo", "--out", made)
     output_folder(Arguments(out=str(made), overwrite=True))
     assert [p.name for p in made.iterdir()] == ["drivert.txt"]
+    (tmp_path / "file").write_text("")
+    assert "is a file" in refused(capsys, "demo", "--out", tmp_path / "file")
+
+
+def test_overwriting_never_deletes_what_the_same_command_reads(tmp_path: Path, capsys) -> None:
+    made = output_folder(Arguments(out=str(tmp_path / "made")))
+    bag = write_drive(made / "output_bag", 1, num_points=50)
+    words = ("export", "nvdb", "--bag", bag, "--out", made, "--overwrite")
+    assert f"would delete '{bag}', which --bag names" in refused(capsys, *words)
+    assert bag.exists()
 
 
 def test_a_simulated_drive_becomes_a_bag_with_ground_truth_and_transforms(
