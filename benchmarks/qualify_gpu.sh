@@ -45,7 +45,8 @@ tests() {
     cuda_works || return 1
     "${pytest[@]}" test/kernels
     local kernels=$?
-    "${pytest[@]}" test/core/test_pipeline_gpu.py test/core/test_camera_pipeline.py && return $kernels
+    "${pytest[@]}" test/core/test_pipeline_gpu.py test/core/test_camera_pipeline.py \
+        test/train/test_autograd.py test/train/test_loop.py && return $kernels
 }
 
 sanitizer() {
