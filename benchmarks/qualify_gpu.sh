@@ -15,6 +15,7 @@ steps (all by default):
   tune        drivert tune of both networks in fp32 and fp16, then drivert bench sparse with the Plan
   sparse      the sparse engine beside its peers
   bevpool     the pooling of camera features beside other ways, and the softmax before or inside it
+  grid        the operators on NanoVDB grids beside zlib
 
 environment:
   PYTHON         interpreter with torch for CUDA (python3)
@@ -92,9 +93,14 @@ bevpool() {
         --output "$out/poolsoftmax.json" && return $pooling
 }
 
-[[ $# -gt 0 ]] || set -- tests sanitizer tune sparse bevpool
+grid() {
+    "$python" benchmarks/bench_grid.py --sizes 1,7.4,69,506 --commit "$commit" \
+        --output "$out/grid.json"
+}
+
+[[ $# -gt 0 ]] || set -- tests sanitizer tune sparse bevpool grid
 for step in "$@"; do
-    if [[ ! $step =~ ^(tests|sanitizer|tune|sparse|bevpool)$ ]]; then
+    if [[ ! $step =~ ^(tests|sanitizer|tune|sparse|bevpool|grid)$ ]]; then
         echo "Unknown step '$step'; see --help." >&2
         exit 2
     fi
