@@ -87,6 +87,10 @@ def execute(args: argparse.Namespace) -> int:
         raise ConfigError(f"Option --time-limit must be positive, got {args.time_limit:g}.")
     deadline_s = started + (args.time_limit if args.time_limit is not None else float("inf"))
     config = _config(args)
+    if args.make_shards and args.out:
+        raise ConfigError(f"Option --make-shards writes to '{args.make_shards}'; leave out --out.")
+    if args.scenes is not None and not args.make_shards:
+        raise ConfigError("Option --scenes is for --make-shards; add that, or leave it out.")
     if args.make_shards:
         return _make_shards(args, config, deadline_s)
     if not args.out:
@@ -118,16 +122,18 @@ def _make_shards(args: argparse.Namespace, config: TrainConfig, deadline_s: floa
     if data.count is not None:
         count = min(count, data.count)
     workers = num_workers(config, Place())
-    with progress() as bar:
+    _make_folder(Path(args.make_shards))
+    with progress() as bar, _Stop() as stop:
         task = bar.add_task(f"drives of {data.name}", total=count)
 
         def on_done(done: int) -> bool:
             bar.update(task, completed=done)
-            return time.monotonic() + 5.0 > deadline_s
+            return stop() or time.monotonic() + 5.0 > deadline_s
 
         there = make_shards(data, config, Path(args.make_shards), count, workers, on_done)
     frames = len(Shards(Path(args.make_shards), config.model.class_names))
-    console.print(f"{there} of {count} drives, {frames} frames in {args.make_shards}.")
+    rest = "" if there >= count else " The same command goes on."
+    console.print(f"{there} of {count} drives, {frames} frames in {args.make_shards}.{rest}")
     return 0
 
 
@@ -144,13 +150,13 @@ def _train(args: argparse.Namespace, config: TrainConfig, deadline_s: float) -> 
     device, place = _join(args.device)
     name = args.data if not hasattr(data, "name") else data.name
     if place.rank == 0:
-        folder.mkdir(parents=True, exist_ok=True)
+        _make_folder(folder)
     trainer = Trainer(config, folder, device, place, name)
     if state is not None:
         trainer.resume()
     if place.rank == 0:
         _introduce(trainer, name)
-    database = build_database(data, config, num_workers(config, place))
+    database = build_database(data, config, num_workers(config, place), _Cutting(place))
     loader = make_loader(data, database, config, place, trainer.step, device.type == "cuda")
     with _Stop() as stop, _Display(trainer) as display:
         done = trainer.run(iter(loader), deadline_s=deadline_s, stop=stop, on_step=display.on_step)
@@ -205,6 +211,27 @@ def _leave(place: Place) -> None:
 
         distributed.barrier()
         distributed.destroy_process_group()
+
+
+def _make_folder(folder: Path) -> None:
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise ConfigError(f"Folder '{folder}' cannot be made: {error}.") from None
+    if not os.access(folder, os.W_OK):
+        raise ConfigError(f"Folder '{folder}' cannot be written to.")
+
+
+class _Cutting:
+    """Say now and then how far objects to paste are cut out; only rank 0 says anything."""
+
+    def __init__(self, place: Place) -> None:
+        self._on, self._printed = place.rank == 0, time.monotonic()
+
+    def __call__(self, done: int, total: int) -> None:
+        if self._on and time.monotonic() - self._printed > _LINE_EVERY_S / 4:
+            self._printed = time.monotonic()
+            console.print(f"objects to paste: {done} of {total} drives or frames cut")
 
 
 class _Stop:

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import signal
 from collections import OrderedDict
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -292,8 +292,20 @@ def open_data(where: str, config: TrainConfig) -> Drives | Shards:
     )
 
 
-def build_database(data: Drives | Shards, config: TrainConfig, workers: int) -> Database:
-    """Return the objects to paste, the same ones each time."""
+def build_database(
+    data: Drives | Shards,
+    config: TrainConfig,
+    workers: int,
+    told: Callable[[int, int], object] = lambda done, total: None,
+) -> Database:
+    """Return the objects to paste, the same ones each time.
+
+    Args:
+        data: Shards or drives.
+        config: Which classes are pasted, out of how many drives.
+        workers: Processes.
+        told: Called with the drives or frames done so far, and their number.
+    """
     database = Database(len(config.model.class_names), config.augment)
     if not any(config.augment.paste_to):
         return database
@@ -305,7 +317,10 @@ def build_database(data: Drives | Shards, config: TrainConfig, workers: int) -> 
         numbers = list(dict.fromkeys(order))[: drives * config.data.frames_per_drive]
     else:
         numbers = list(range(drives if data.count is None else min(drives, data.count)))
-    found = dict(each_drive(_objects_of, data, iter(numbers), workers, config))
+    found = {}
+    for number, objects in each_drive(_objects_of, data, iter(numbers), workers, config):
+        found[number] = objects
+        told(len(found), len(numbers))
     for number in numbers:
         database.take(found[number])
     return database

@@ -15,8 +15,10 @@ import yaml
 from driveRT_ros.cli import main
 from driveRT_ros.core.config import LidarConfig
 from driveRT_ros.models.checkpoint import load_weights
+from driveRT_ros.train.config import TrainConfig
 from driveRT_ros.train.log import read_log
 from driveRT_ros.train.loop import WEIGHTS
+from driveRT_ros.train.shards import Shards
 from driveRT_ros.train.state import newest_state, read_state
 
 REPO = Path(__file__).resolve().parents[2]
@@ -75,6 +77,10 @@ def test_frames_are_written_and_trained_on(tmp_path, config, capsys):
         (("--out", "x", "--data", "nowhere"), "nowhere"),
         (("--out", "x", "--time-limit", "-1"), "--time-limit"),
         (("--make-shards", "x"), "--scenes"),
+        (("--make-shards", "x", "--out", "y", "--scenes", "1"), "leave out --out"),
+        (("--make-shards", "train.yaml", "--scenes", "1"), "'train.yaml' cannot be made"),
+        (("--out", "x", "--scenes", "4"), "--scenes is for --make-shards"),
+        (("--out", "train.yaml/x"), "'train.yaml/x' cannot be made"),
         (("--out", "x", "--set", "data.bach_size=1"), "batch_size"),
     ],
 )
@@ -96,6 +102,22 @@ def test_a_run_that_is_asked_to_end_writes_its_state_first(tmp_path, config):
     process.send_signal(signal.SIGTERM)
     assert process.wait(30) == 0
     assert read_state(newest_state(out))[0] >= 1
+
+
+def test_frames_written_before_ctrl_c_can_be_trained_on(tmp_path, config):
+    frames = tmp_path / "frames"
+    command = [sys.executable, "-m", "driveRT_ros", "train", "--config", config, "--set"]
+    command += ["data.workers=2", "--make-shards", str(frames), "--scenes", "1000"]
+    process = subprocess.Popen(
+        command, cwd=REPO, stdout=subprocess.DEVNULL, start_new_session=True,
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.default_int_handler),
+    )  # fmt: skip
+    while process.poll() is None and not list(frames.glob("*.npz")):
+        time.sleep(0.1)
+    os.killpg(process.pid, signal.SIGINT)  # as a terminal does: workers get it too
+    assert process.wait(30) == 0
+    names = TrainConfig.from_yaml(config).model.class_names
+    assert 1 <= len(Shards(frames, names)) < 1000
 
 
 _RANK = """
