@@ -102,7 +102,8 @@ def output_folder(args: argparse.Namespace) -> Path:
     marker = out / "drivert.txt"
     if out.exists() and not out.is_dir():
         raise ConfigError(f"Output folder '{out}' is a file; choose another folder.")
-    if out.is_dir() and any(out.iterdir()):
+    # The marker alone is what a command leaves that found out too late that it cannot be done.
+    if out.is_dir() and any(path != marker for path in out.iterdir()):
         if not (args.overwrite and marker.is_file()):
             hint = (
                 "choose another folder"

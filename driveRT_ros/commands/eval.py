@@ -144,7 +144,7 @@ def execute(args: argparse.Namespace) -> int:
         source.answer,
         evaluator,
         settings,
-        num_worst=max(args.worst, 0),
+        num_worst=args.worst,
         submission=submission,
     )
     if submission is not None:
@@ -188,6 +188,11 @@ def _refuse_useless(args: argparse.Namespace) -> None:
         raise ConfigError(
             f"Option --{given[0]} is for detecting anew, but the detections of a bag are there "
             "already; add --run, or leave it out."
+        )
+    if args.worst < 0 or not 0.0 <= args.min_score <= 1.0:
+        raise ConfigError(
+            "Option --worst must be 0 or more and --min-score lie in [0, 1], got "
+            f"{args.worst} and {args.min_score:g}."
         )
     if args.jobs is not None and args.jobs < 0:
         raise ConfigError(f"Option --jobs must be 0 (all cores) or more, got {args.jobs}.")

@@ -157,6 +157,7 @@ def test_an_output_folder_is_never_emptied_unless_a_run_made_it(tmp_path: Path, 
         assert "is not empty; choose another folder." in error
     assert (mine / "thesis.txt").exists()
     made = output_folder(Arguments(out=str(tmp_path / "made")))
+    assert output_folder(Arguments(out=str(made))) == made  # nothing was left in it
     (made / "old.png").write_text("")
     assert "add --overwrite" in refused(capsys, "demo", "--out", made)
     output_folder(Arguments(out=str(made), overwrite=True))

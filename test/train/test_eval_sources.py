@@ -346,6 +346,8 @@ def test_the_command_detects_in_a_bag_in_nuscenes_and_in_kitti(tmp_path: Path, c
         (("--sim", "1", "--split", "val"), "Option --split needs --nuscenes"),
         (("--sim", "1", "--data", "real"), "Option --data names real frames for --statistics"),
         (("--sim", "1", "--jobs", "-2"), "--jobs must be 0 (all cores) or more, got -2"),
+        (("--sim", "1", "--min-score", "7"), "--min-score lie in [0, 1], got 4 and 7"),
+        (("--sim", "1", "--worst", "-1"), "--worst must be 0 or more"),
         (("--bag", "drive", "--checkpoint", "w"), "--checkpoint is for detecting anew"),
         (("--sim", "1", "--min-points", "0"), "at least 1, got 0"),
         (("--sim", "1", "--max-range", "-1"), "must be positive"),
