@@ -159,6 +159,8 @@ class Candidate:
             if not self._peer:
                 raise
             self.absent = f"{type(error).__name__}: {str(error).strip()[:300]}"
+            if torch.cuda.is_available():
+                torch.cuda.synchronize()  # a context that a fault has spoilt ends the run here
             return False
         checks = [compare_boxes(each, want, config, self.precision) for each in found]
         self._check = checks[-1]

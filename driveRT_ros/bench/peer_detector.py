@@ -46,7 +46,6 @@ class PeerDetector:
         _, ny, nx = config.voxelization.sparse_shape_zyx
         self._shape = (1, math.ceil(ny / HEAD_STRIDE), math.ceil(nx / HEAD_STRIDE))
 
-    @torch.no_grad()
     def process(self, points: torch.Tensor) -> Detections:
         """Detect objects in one cloud.
 
@@ -56,6 +55,14 @@ class PeerDetector:
         Returns:
             Boxes on the CPU.
         """
+        allowed = torch.backends.cuda.matmul.allow_tf32
+        try:
+            with torch.no_grad():
+                return self._process(points)
+        finally:  # a network sets it for its own precision; others must not inherit it
+            torch.backends.cuda.matmul.allow_tf32 = allowed
+
+    def _process(self, points: torch.Tensor) -> Detections:
         clock = StageClock(self.device)
         cloud = points.to(self.device)
         voxels = self._ops.voxelize(cloud, self.config.voxelization)

@@ -58,7 +58,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--precision", choices=PRECISIONS, help="default: that of the Plan, or fp32"
     )
-    parser.add_argument("--plan", metavar="FILE", help="time this Plan, too where it is compared")
+    parser.add_argument("--plan", metavar="FILE", help="time this Plan (sparse, frame: too)")
     parser.add_argument(
         "--frames", metavar="NAMES", help="by comma: S1, S5, S10, S15 (simulated), A, B, C"
     )

@@ -18,6 +18,7 @@ from driveRT_ros.io.typestore import deserialize
 from driveRT_ros.nodes.probe_config import Tally, load_clouds, percentiles, stamped
 from test.commands.test_cli import refused
 from test.support.demo_files import TINY_NETWORK, drivert
+from test.support.node_process import started
 
 no_gpu = pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")
 MS = 1_000_000
@@ -108,3 +109,16 @@ def test_nothing_measured_is_null_in_json():
 def test_a_folder_without_clouds_is_refused(tmp_path):
     with pytest.raises(ConfigError, match="holds no"):
         load_clouds(str(tmp_path))
+
+
+@pytest.mark.nodes
+def test_a_probe_without_a_node_says_so_and_fails(domain_id: int, tmp_path: Path):
+    (tmp_path / "0.cdr").write_bytes(bytes(20))
+    params = {
+        "clouds_path": str(tmp_path), "output_path": str(tmp_path / "result.json"),
+        "node": "absent", "wait_s": 0.5,
+    }  # fmt: skip
+    with started("probe_node", tmp_path, domain_id, params=params) as probe:
+        assert probe.wait(20.0) == 1
+        assert "Node 'absent' was not there within 0.5 s." in probe.log()
+    assert not (tmp_path / "result.json").exists()
