@@ -202,6 +202,7 @@ def write_report(report: Mapping[str, Any], path: Path) -> None:
         partial.write_text(json.dumps(report, indent=1) + "\n", encoding="utf-8")
         os.replace(partial, path)
     except OSError as error:
+        partial.unlink(missing_ok=True)
         raise ConfigError(f"The result '{path}' cannot be written: {error}.") from None
 
 

@@ -39,6 +39,8 @@ def check_options(args: argparse.Namespace) -> None:
         raise ConfigError(f"Option --rounds must be at least 1, got {args.rounds}.")
     if args.output and not Path(args.output).resolve().parent.is_dir():
         raise ConfigError(f"The folder of '{args.output}' does not exist.")
+    if args.output and Path(args.output).is_dir():
+        raise ConfigError(f"Option --output names a file, but '{args.output}' is a folder.")
 
 
 def frame_names(args: argparse.Namespace, default: tuple[str, ...]) -> list[str]:

@@ -256,6 +256,7 @@ def test_without_a_gpu_it_says_so_in_a_sentence(capsys):
         (("sparse", "--device", "cpu", "--frames", "S99"), "no frame 'S99'"),
         (("sparse", "--rounds", "0"), "--rounds must be at least 1"),
         (("sparse", "--output", "no/folder/x.json"), "does not exist"),
+        (("sparse", "--output", "/"), "names a file, but '/' is a folder"),
         (("sparse", "--device", "cpu", "--data", "nowhere"), "none of the frames"),
     ],
 )
