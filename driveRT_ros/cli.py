@@ -48,6 +48,8 @@ examples:
   drivert export nvdb --bag my_bag               its voxels, for NanoVDB tools
   drivert tune --output plan.json                find the fastest kernels for this GPU
   drivert bench sparse                           time the engine on this GPU
+  drivert train --out run --time-limit 600       weights from simulated drives
+  drivert eval --sim 100 --checkpoint FILE       how good weights are: mAP, NDS, pictures
   drivert verify run_a run_b                     equal, or which frame and stage differ first
   drivert info my_bag                            what is inside, and what this machine has
 """

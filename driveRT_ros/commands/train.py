@@ -128,6 +128,8 @@ def _make_shards(args: argparse.Namespace, config: TrainConfig, deadline_s: floa
 
         def on_done(done: int) -> bool:
             bar.update(task, completed=done)
+            if stop():
+                bar.update(task, description="finishing those begun")
             return stop() or time.monotonic() + 5.0 > deadline_s
 
         there = make_shards(data, config, Path(args.make_shards), count, workers, on_done)
