@@ -1,18 +1,28 @@
-"""Frames for the evaluation: boxes placed by hand, or drawn; and the same for nuscenes-devkit."""
+"""Frames for the evaluation: placed by hand, drawn or recorded; the same for nuscenes-devkit."""
 
 from __future__ import annotations
 
+import dataclasses
 import math
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
 
 from driveRT_ros.core.frame import NUSCENES_CLASSES, Detections, PointBatch, SceneFrame
+from driveRT_ros.io.bag import BagWriter
+from driveRT_ros.io.encode import encode_detections, encode_objects
+from driveRT_ros.io.scene_bag import DETECTIONS, OBJECTS, write_scene_bag
+from driveRT_ros.io.typestore import message_type
+from driveRT_ros.sim.config import SimConfig
+from driveRT_ros.sim.simulate import simulate
 from driveRT_ros.train.matching import EvalBoxes
 
 LABEL = {name: label for label, name in enumerate(NUSCENES_CLASSES)}
+TINY = SimConfig.from_dict({"lidar.num_azimuths": 180})
+NODE = "/lidar_node/output"
 
 
 def boxes_of(
@@ -104,3 +114,22 @@ def devkit_boxes(token: str, boxes: EvalBoxes, kind: Any) -> list[Any]:
         )
         for box, label, score, attribute in rows
     ]
+
+
+def recorded_drive(path: Path, *, shift_m: float = 0.0, answered: int = 3) -> Path:
+    """Write a drive of three sweeps with detections: the ground truth, moved."""
+    frames = list(simulate(dataclasses.replace(TINY, seed=7, num_sweeps=3)))
+    write_scene_bag(iter(frames), path / "clouds")
+    with BagWriter(path / "results") as writer:
+        for frame in frames[:answered]:
+            boxes = frame.ground_truth.boxes.clone()
+            boxes[:, 0] += shift_m
+            found = dataclasses.replace(frame.ground_truth, boxes=boxes)
+            stamp_ns, frame_id = frame.points.stamp_ns, frame.points.frame_id
+            for name, kind, encode in (
+                ("detections", DETECTIONS, encode_detections),
+                ("objects", OBJECTS, encode_objects),
+            ):
+                message = encode(found, stamp_ns, frame_id, message_type)
+                writer.write(f"{NODE}/{name}", kind, message, stamp_ns)
+    return path
