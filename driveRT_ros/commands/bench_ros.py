@@ -141,7 +141,7 @@ class Case:
         for number, raw in enumerate(self.clouds.raw):
             (self.folder / f"{number:02}.cdr").write_bytes(raw)
         count = max(1, round(self.rate_hz * self.seconds))
-        # The percentiles of the node are those of the clouds that are measured, no others.
+        # What the node says is about the whole case; where it drops clouds, also about warm-ups.
         limits = dataclasses.replace(self.config.diagnostics, latency_window=min(count, 100_000))
         config = dataclasses.replace(self.config, diagnostics=limits)
         result = self.folder / "result.json"
@@ -225,4 +225,6 @@ def show(report: dict[str, Any]) -> None:
 
 
 def _ms(value: float | None) -> str:
-    return "" if value is None else f"{value:,.1f}"
+    if value is None:
+        return ""
+    return f"{value:,.1f}" if value < 100 else f"{value:,.0f}"

@@ -22,6 +22,7 @@ from driveRT_ros.nodes.probe_config import ProbeConfig, Tally, load_clouds, stam
 from driveRT_ros.nodes.progress import Progress
 from driveRT_ros.nodes.raw import header_stamp_ns
 
+_PERCENTILES_S = 0.5  # the node sends them after the detections that they are about
 _NO_ANSWER = 5  # first clouds without answer after which the node is given up
 
 
@@ -117,6 +118,7 @@ class ProbeNode(ManagedNode):
             with Progress(self.config.clouds, self.get_logger().info) as progress:
                 self._send_all(progress)
             self._settle()
+            self._cancelled.wait(_PERCENTILES_S)
             if not self._cancelled.is_set():
                 write_result(self._result(), self.config.output_path)
         except (DriveRTError, OSError) as error:
