@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 import signal
+import socket
 import subprocess
 import sys
+import threading
 import time
 
 import pytest
+
+from driveRT_ros.nodes.stop import end_reads, open_files
 
 WAITING = """
 import threading, time
@@ -30,8 +34,41 @@ def test_ctrl_c_ends_a_process_that_sleeps_or_whose_wake_up_hangs(wake):
     assert 0.4 < time.monotonic() - start < 10
 
 
-def test_a_process_whose_goodbye_hangs_leaves_with_the_code_of_its_work():
-    hung = "from driveRT_ros.nodes.stop import exit_within\nexit_within(0.5, 3)\nwhile True: pass"
-    done = subprocess.run([sys.executable, "-c", hung], capture_output=True, text=True, timeout=20)
-    assert done.returncode == 3
-    assert "did not close within 0.5 s" in done.stderr
+SPIN = "while True: pass"
+HOLD = "import ctypes; ctypes.PyDLL(None).sleep(60)  # with the lock of the interpreter"
+
+
+@pytest.mark.parametrize(("hang", "sentence"), [(SPIN, True), (HOLD, False)])
+@pytest.mark.parametrize("code", [0, 3])
+def test_a_process_whose_goodbye_hangs_leaves_with_the_code_of_its_work(hang, sentence, code):
+    script = f"from driveRT_ros.nodes.stop import exit_within\nexit_within(0.5, {code})\n{hang}"
+    done = subprocess.run(
+        [sys.executable, "-c", script], capture_output=True, text=True, timeout=20
+    )
+    assert done.returncode == code
+    assert ("did not close within 0.5 s" in done.stderr) == sentence
+
+
+def test_ctrl_c_ends_a_process_that_hangs_with_the_lock_of_the_interpreter():
+    script = WAITING.format(wake="None").replace("time.sleep(60)", f"time.sleep(1); {HOLD}")
+    with subprocess.Popen([sys.executable, "-c", script], stdout=subprocess.PIPE) as process:
+        assert process.stdout.readline() == b"ready\n"
+        process.send_signal(signal.SIGINT)
+        assert process.wait(timeout=20) == 0
+
+
+def test_reads_that_wait_end_and_what_was_sent_arrives():
+    server = socket.create_server(("127.0.0.1", 0))
+    before = set(open_files())
+    mine = socket.create_connection(server.getsockname())
+    theirs, _ = server.accept()
+    read = []
+    thread = threading.Thread(target=lambda: read.append(mine.recv(4)))
+    thread.start()
+    mine.sendall(b"last")
+    end_reads(but=before | {theirs.fileno()})
+    thread.join(10.0)
+    assert read == [b""]
+    assert theirs.recv(4) == b"last"
+    for each in (server, mine, theirs):
+        each.close()
