@@ -11,6 +11,8 @@ from pathlib import Path
 
 import pytest
 
+from driveRT_ros.nodes.shared_memory import remove_dead
+
 REPO = Path(__file__).resolve().parents[1]
 
 
@@ -60,6 +62,7 @@ def ros_env(tmp_path: Path) -> Iterator[dict[str, str]]:
                 fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
             except OSError:
                 continue
+            remove_dead()
             yield {
                 **os.environ,
                 "ROS_DOMAIN_ID": str(domain),

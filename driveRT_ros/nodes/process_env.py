@@ -11,6 +11,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 from driveRT_ros.nodes.processes import ProcessFailed
+from driveRT_ros.nodes.shared_memory import remove_dead
 
 
 def node_command(
@@ -75,6 +76,8 @@ def node_environment(domain_id: int | None = None) -> dict[str, str]:
 def private_domain() -> Iterator[int]:
     """Reserve a ROS domain that nobody on this machine uses, for the length of the block.
 
+    Shared memory that killed processes left behind is removed first.
+
     Domains above 100 would put their ports into the range of ephemeral ports.
 
     Raises:
@@ -92,6 +95,7 @@ def private_domain() -> Iterator[int]:
             except OSError:
                 continue
             if _discovery_port_is_free(domain):
+                remove_dead()
                 yield domain
                 return
     raise ProcessFailed("Every ROS domain from 1 to 100 is in use on this machine; stop some.")
