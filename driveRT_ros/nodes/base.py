@@ -19,7 +19,7 @@ from driveRT_ros.core.errors import DriveRTError
 from driveRT_ros.core.schema import Config
 from driveRT_ros.nodes import qos
 from driveRT_ros.nodes.params import NodeParameters, help_text
-from driveRT_ros.nodes.stop import GOODBYE_S, StopSignal, end_reads, exit_now, exit_within
+from driveRT_ros.nodes.stop import GOODBYE_S, StopSignal, exit_now, exit_within
 
 SUCCESS, FAILURE = TransitionCallbackReturn.SUCCESS, TransitionCallbackReturn.FAILURE
 
@@ -153,7 +153,6 @@ def run(
         exit_within(GOODBYE_S, code)
         node.destroy_node()
         del node
-        end_reads()
         rclpy.try_shutdown()
         gc.collect()  # entities refer to each other; DDS says goodbye when the last one goes
     # All is closed. An ordinary exit would spend a second and more on unloading torch.

@@ -10,10 +10,9 @@ from __future__ import annotations
 import contextlib
 import os
 import signal
-import socket
 import sys
 import threading
-from collections.abc import Callable, Collection
+from collections.abc import Callable
 from typing import NoReturn
 
 from driveRT_ros.nodes.native_exit import exit_natively
@@ -81,7 +80,9 @@ def exit_within(seconds: float, code: int) -> None:
     """Leave with ``code`` if the process is still there after a while.
 
     For an end that goes through calls into the middleware, which may hang; and hang with the
-    interpreter's lock, so that no thread of Python runs. Hence the second, native timer.
+    interpreter's lock, so that no thread of Python runs. Hence the second, native timer. Fast DDS
+    3.2 does so: it closes a TCP connection, which its transports for large messages use on one
+    machine, too, under a lock that a thread of its own holds while it waits in recv.
     """
 
     def leave() -> None:
@@ -91,33 +92,6 @@ def exit_within(seconds: float, code: int) -> None:
 
     threading.Thread(target=leave, name="goodbye", daemon=True).start()
     exit_natively(seconds + 0.5, code)
-
-
-def end_reads(but: Collection[int] = ()) -> None:
-    """End every read that waits in a TCP connection of this process.
-
-    Fast DDS closes a connection under a lock that one of its threads holds while it waits for the
-    rest of a message; where that never comes, closing the last participant never ends (seen with
-    3.2, whose transports for large messages use TCP on one machine, too). What was sent is sent.
-
-    Args:
-        but: File descriptors to leave alone.
-    """
-    for number in open_files():
-        if number in but:
-            continue
-        with contextlib.suppress(OSError), socket.socket(fileno=os.dup(number)) as found:
-            if found.type == socket.SOCK_STREAM and found.family != socket.AF_UNIX:
-                found.shutdown(socket.SHUT_RD)  # an error where it is not connected
-
-
-def open_files() -> list[int]:
-    """Return the file descriptors of this process; none where /proc is missing."""
-    folder = "/proc/self/fd"
-    if not os.path.isdir(folder):
-        return []
-    names = os.listdir(folder)  # one of them is the listing itself, gone by now
-    return [int(name) for name in names if os.path.exists(f"{folder}/{name}")]
 
 
 def exit_now(code: int) -> NoReturn:

@@ -3,15 +3,11 @@
 from __future__ import annotations
 
 import signal
-import socket
 import subprocess
 import sys
-import threading
 import time
 
 import pytest
-
-from driveRT_ros.nodes.stop import end_reads, open_files
 
 WAITING = """
 import threading, time
@@ -55,20 +51,3 @@ def test_ctrl_c_ends_a_process_that_hangs_with_the_lock_of_the_interpreter():
         assert process.stdout.readline() == b"ready\n"
         process.send_signal(signal.SIGINT)
         assert process.wait(timeout=20) == 0
-
-
-def test_reads_that_wait_end_and_what_was_sent_arrives():
-    server = socket.create_server(("127.0.0.1", 0))
-    before = set(open_files())
-    mine = socket.create_connection(server.getsockname())
-    theirs, _ = server.accept()
-    read = []
-    thread = threading.Thread(target=lambda: read.append(mine.recv(4)))
-    thread.start()
-    mine.sendall(b"last")
-    end_reads(but=before | {theirs.fileno()})
-    thread.join(10.0)
-    assert read == [b""]
-    assert theirs.recv(4) == b"last"
-    for each in (server, mine, theirs):
-        each.close()

@@ -16,8 +16,6 @@ from rclpy.executors import SingleThreadedExecutor
 from rclpy.node import Node
 from rclpy.qos import DurabilityPolicy, QoSProfile, ReliabilityPolicy
 
-from driveRT_ros.nodes.stop import end_reads, open_files
-
 
 def profile(depth: int = 50, *, best_effort: bool = False, latched: bool = False) -> QoSProfile:
     """Return a QoS profile of the client."""
@@ -40,7 +38,6 @@ class RosClient:
 
     def __enter__(self) -> RosClient:
         os.environ["FASTDDS_BUILTIN_TRANSPORTS"] = self._transports  # read at rclpy.init
-        self._files_before = set(open_files())
         self._context = Context()
         rclpy.init(args=[], context=self._context, domain_id=self._domain_id)
         self.node = Node(self._name, context=self._context)
@@ -61,7 +58,6 @@ class RosClient:
         self._thread.join(5.0)
         self._executor.shutdown(timeout_sec=0.0)
         self.node.destroy_node()
-        end_reads(but=self._files_before)
         rclpy.shutdown(context=self._context)
 
     def _spin(self) -> None:
