@@ -13,14 +13,13 @@ most tools do, without it; the sum of the blocks goes into words that such grids
 from __future__ import annotations
 
 import zlib
-from collections.abc import Iterable, Iterator
 
 import numpy as np
 
 from driveRT_ros.core import nanovdb_layout as layout
 from driveRT_ros.core.errors import InvalidFrame
 from driveRT_ros.core.nanovdb_layout import EMPTY_CHECKSUM, GRID, HEAD, HEAD_FROM, TREE, GridHeader
-from driveRT_ros.core.reference.grid_ops import BLOCK, chunks
+from driveRT_ros.core.reference.grid_ops import blocks, crc_of_crcs, nodes_one_by_one
 
 OWN_TAIL = int.from_bytes(b"driveRT1", "little")
 """Marks, in ``data1``, an old grid of values whose tail has its CRC-32 in ``data0``."""
@@ -46,23 +45,7 @@ def tail_checksum(grid: np.ndarray) -> int:
     Args:
         grid: (bytes,) uint8, one grid.
     """
-    return zlib.crc32(_sums(_blocks(grid[HEAD:]), "<u4"))
-
-
-def _sums(parts: Iterable[np.ndarray], kind: str) -> bytes:
-    return np.array([zlib.crc32(part.data) for part in parts], kind).tobytes()
-
-
-def _blocks(tail: np.ndarray) -> Iterator[np.ndarray]:
-    count = len(tail) // BLOCK
-    for i in range(count):
-        yield tail[i * BLOCK : (i + 1) * BLOCK if i + 1 < count else len(tail)]
-
-
-def _nodes(grid: np.ndarray, header: GridHeader) -> Iterator[np.ndarray]:
-    for offset, size, count in chunks(header):
-        for begin in range(offset, offset + count * size, size):
-            yield grid[begin : begin + size]
+    return crc_of_crcs(blocks(grid[HEAD:]))
 
 
 def sign(grid: np.ndarray) -> None:
@@ -117,8 +100,8 @@ def verify(grid: np.ndarray, where: str) -> GridHeader:
 
 def _old_tails(grid: np.ndarray, header: GridHeader) -> list[int]:
     """Return the CRC-32 of the nodes as both kinds of platform compute it."""
-    parts = list(_nodes(grid, header))
-    return [zlib.crc32(_sums(parts, kind)) for kind in ("<u4", "<u8")]
+    parts = list(nodes_one_by_one(grid, header))
+    return [crc_of_crcs(parts, kind) for kind in ("<u4", "<u8")]
 
 
 def _has_own_tail(grid: np.ndarray) -> bool:

@@ -6,6 +6,7 @@ A grid is (bytes,) uint8 on the host. ``grid_stats.py`` beside has the statistic
 from __future__ import annotations
 
 import zlib
+from collections.abc import Iterable, Iterator
 
 import numpy as np
 
@@ -51,14 +52,28 @@ def checksum(grid: np.ndarray, header: GridHeader) -> tuple[int, int]:
         header: Of the grid.
     """
     head = zlib.crc32(grid[nvdb.HEAD_FROM : head_end(header)].data)
-    tail = 0
-    for begin, size, count in chunks(header):
-        for i in range(count):
-            last = header.checksum_of_blocks and i + 1 == count
-            end = header.size if last else begin + (i + 1) * size
-            crc = zlib.crc32(grid[begin + i * size : end].data)
-            tail = zlib.crc32(crc.to_bytes(4, "little"), tail)
-    return head, tail
+    if header.checksum_of_blocks:
+        return head, crc_of_crcs(blocks(grid[HEAD : header.size]))
+    return head, crc_of_crcs(nodes_one_by_one(grid, header))
+
+
+def crc_of_crcs(parts: Iterable[np.ndarray], kind: str = "<u4") -> int:
+    """Return the CRC-32 of the CRC-32 of every part, stored as integers of a kind; 0 for none."""
+    return zlib.crc32(np.array([zlib.crc32(part.data) for part in parts], kind).tobytes())
+
+
+def blocks(tail: np.ndarray) -> Iterator[np.ndarray]:
+    """Yield the blocks of a tail: the last one goes on to its end; none in less than a block."""
+    count = len(tail) // BLOCK
+    for i in range(count):
+        yield tail[i * BLOCK : (i + 1) * BLOCK if i + 1 < count else len(tail)]
+
+
+def nodes_one_by_one(grid: np.ndarray, header: GridHeader) -> Iterator[np.ndarray]:
+    """Yield every node, as tails before 32.6.1 take them: upper, lower, leaf."""
+    for offset, size, count in chunks(header):
+        for begin in range(offset, offset + count * size, size):
+            yield grid[begin : begin + size]
 
 
 # ---- statistics ---------------------------------------------------------------------------------
