@@ -8,7 +8,6 @@
 from __future__ import annotations
 
 import argparse
-import json
 import sys
 from pathlib import Path
 
@@ -23,7 +22,7 @@ from driveRT_ros.bench.bevpool import (  # noqa: E402
     scan_contenders,
 )
 from driveRT_ros.bench.pool_cases import CASES  # noqa: E402
-from driveRT_ros.bench.timing import ceilings  # noqa: E402
+from driveRT_ros.bench.timing import ceilings, write_report  # noqa: E402
 
 
 def main() -> None:
@@ -53,7 +52,7 @@ def main() -> None:
         told=lambda line: print(line, flush=True),
     )
     if args.output:
-        args.output.write_text(json.dumps(report, indent=1) + "\n")
+        write_report(report, args.output)
 
 
 if __name__ == "__main__":

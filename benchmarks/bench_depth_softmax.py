@@ -19,6 +19,7 @@ import torch  # noqa: E402
 
 from driveRT_ros.bench.pool_cases import CASES  # noqa: E402
 from driveRT_ros.bench.pool_softmax import measure  # noqa: E402
+from driveRT_ros.bench.timing import write_report  # noqa: E402
 
 
 def main() -> None:
@@ -31,10 +32,9 @@ def main() -> None:
     if not torch.cuda.is_available():
         parser.error(f"torch {torch.__version__} finds no CUDA device")
     report = measure(CASES, samples=args.samples, commit=args.commit)
-    text = json.dumps(report, indent=1)
-    print(text)
+    print(json.dumps(report, indent=1))
     if args.output:
-        args.output.write_text(text + "\n")
+        write_report(report, args.output)
 
 
 if __name__ == "__main__":

@@ -8,7 +8,6 @@
 from __future__ import annotations
 
 import argparse
-import json
 import sys
 from pathlib import Path
 
@@ -18,7 +17,7 @@ sys.path.insert(0, str(REPO))
 import torch  # noqa: E402
 
 from driveRT_ros.bench.grid import CASES, measure, table  # noqa: E402
-from driveRT_ros.bench.timing import ceilings  # noqa: E402
+from driveRT_ros.bench.timing import ceilings, write_report  # noqa: E402
 
 
 def main() -> None:
@@ -47,7 +46,7 @@ def main() -> None:
     for line in table(report):
         print(" | ".join(line))
     if args.output:
-        args.output.write_text(json.dumps(report, indent=1) + "\n")
+        write_report(report, args.output)
 
 
 if __name__ == "__main__":

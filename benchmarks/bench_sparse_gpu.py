@@ -29,8 +29,13 @@ from peers_triton import time_triton  # noqa: E402
 
 from driveRT_ros.bench.contenders import Ours  # noqa: E402
 from driveRT_ros.bench.frames import load_frames, network_tensors  # noqa: E402
-from driveRT_ros.bench.sparse import Protocol, SparseBench, write_report  # noqa: E402
-from driveRT_ros.bench.timing import ceilings, clocks, warm_profiler  # noqa: E402
+from driveRT_ros.bench.sparse import Protocol, SparseBench  # noqa: E402
+from driveRT_ros.bench.timing import (  # noqa: E402
+    ceilings,
+    clocks,
+    warm_profiler,
+    write_report,
+)
 from driveRT_ros.core.config import LidarConfig  # noqa: E402
 from driveRT_ros.core.errors import DriveRTError  # noqa: E402
 

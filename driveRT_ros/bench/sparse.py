@@ -10,8 +10,7 @@ import dataclasses
 import functools
 import hashlib
 import json
-import os
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -188,22 +187,6 @@ def plan_record(plan: Plan) -> dict[str, Any]:
         "tuned_on": plan.gpu,
         "tactics": values["tactics"],
     }
-
-
-def write_report(report: Mapping[str, Any], path: Path) -> None:
-    """Write a report; readers see the old file or the new one, never a part.
-
-    Raises:
-        ConfigError: If the file cannot be written.
-    """
-    partial = path.with_name(path.name + ".part")
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        partial.write_text(json.dumps(report, indent=1) + "\n", encoding="utf-8")
-        os.replace(partial, path)
-    except OSError as error:
-        partial.unlink(missing_ok=True)
-        raise ConfigError(f"The result '{path}' cannot be written: {error}.") from None
 
 
 def measure(

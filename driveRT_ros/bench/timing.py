@@ -8,18 +8,20 @@ from __future__ import annotations
 
 import datetime
 import gc
+import json
 import os
 import platform
 import statistics
 import subprocess
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import torch
 
 from driveRT_ros import __version__
+from driveRT_ros.core.errors import ConfigError
 from driveRT_ros.core.gpu.replay import captured, replay_times
 
 Mark = Callable[[str], None]
@@ -251,3 +253,19 @@ def _copy_us(items: int) -> float:
     source = torch.randn(items, device="cuda")
     target = torch.empty_like(source)
     return statistics.median(replay_times(captured(lambda: target.copy_(source)), 5, 4))
+
+
+def write_report(report: Mapping[str, Any], path: Path) -> None:
+    """Write a report; readers see the old file or the new one, never a part.
+
+    Raises:
+        ConfigError: If the file cannot be written.
+    """
+    partial = path.with_name(path.name + ".part")
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        partial.write_text(json.dumps(report, indent=1) + "\n", encoding="utf-8")
+        os.replace(partial, path)
+    except OSError as error:
+        partial.unlink(missing_ok=True)
+        raise ConfigError(f"The result '{path}' cannot be written: {error}.") from None

@@ -76,7 +76,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def execute(args: argparse.Namespace) -> int:
     """Run ``drivert bench``."""
-    from driveRT_ros.bench.sparse import write_report
+    from driveRT_ros.bench.timing import write_report
 
     check_options(args)
     measure, show = SUITES[args.suite]
