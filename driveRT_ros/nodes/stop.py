@@ -66,28 +66,30 @@ class StopSignal:
     def _watch(self) -> None:
         os.read(self._read_fd, 1)
         # The bound runs beside the wake-up: that is a call into the middleware, which may hang.
-        threading.Thread(target=self._exit_in_time, name="exit", daemon=True).start()
+        exit_within(self._exit_bound_s, 0, silently=True)
         with contextlib.suppress(Exception):  # the main loop may be ending by itself right now
             self.set()
 
-    def _exit_in_time(self) -> None:
-        exit_natively(self._exit_bound_s + 0.5, 0)
-        threading.Event().wait(self._exit_bound_s)
-        exit_now(0)
 
-
-def exit_within(seconds: float, code: int) -> None:
+def exit_within(seconds: float, code: int, *, silently: bool = False) -> None:
     """Leave with ``code`` if the process is still there after a while.
 
     For an end that goes through calls into the middleware, which may hang; and hang with the
     interpreter's lock, so that no thread of Python runs. Hence the second, native timer. Fast DDS
     3.2 does so: it closes a TCP connection, which its transports for large messages use on one
     machine, too, under a lock that a thread of its own holds while it waits in recv.
+
+    Args:
+        seconds: From now.
+        code: Exit code.
+        silently: Say nothing, where somebody asked for the end and expects it.
     """
 
     def leave() -> None:
         threading.Event().wait(seconds)
-        sys.stderr.write(f"The middleware did not close within {seconds:g} s; leaving anyway.\n")
+        if not silently:
+            late = f"The middleware did not close within {seconds:g} s; leaving anyway.\n"
+            sys.stderr.write(late)
         exit_now(code)
 
     threading.Thread(target=leave, name="goodbye", daemon=True).start()
