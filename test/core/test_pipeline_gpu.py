@@ -87,7 +87,12 @@ def assert_agrees_up_to_near_ties(got: Detections, want: Detections) -> int:
     wins &= head_of[labels][:, None] == head_of[got.labels][None]
     wins &= got.scores[None] >= scores[:, None] - ROUGH[1]
     found = close.any(dim=1)
-    assert (found | wins.any(dim=1)).all()
+    lost = ~(found | wins.any(dim=1))
+    nearest = difference[lost].amax(dim=2).argmin(dim=1) if len(got) else []
+    assert not lost.any(), (
+        f"{boxes[lost]} of {scores[lost]} and {labels[lost]} has no like; the nearest are "
+        f"{got.boxes[nearest]} of {got.scores[nearest]} and {got.labels[nearest]}"
+    )
     assert (~found).sum() <= 0.2 * len(found)
     return len(found)
 

@@ -20,7 +20,6 @@ from driveRT_ros.core.tuner_device import Settings
 from driveRT_ros.core.tuner_state import StateFile
 from test.support import engine
 from test.support.engine import street, tensors_of
-from test.support.tuning import tactic as some_tactic
 
 SMALL = {
     "voxelization.point_cloud_range": [-4.8, -3.6, -5.0, 4.8, 3.6, 3.0],
@@ -266,5 +265,5 @@ def test_on_a_gpu_wrong_packing_is_seen_and_the_device_lives():
     assert device.check("subm2", wrong, frame(1000)) > 0.01
     assert device.check("subm2", CUDA_CORES, frame(1000)) < 1e-6
     with pytest.raises(ConfigError):
-        device.check("subm2", some_tactic(1000), frame(1000))
+        device.check("subm2", dataclasses.replace(CUDA_CORES, slab=12), frame(1000))
     assert device.alive()
