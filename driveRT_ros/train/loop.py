@@ -15,6 +15,7 @@ import yaml
 from torch import distributed
 from torch.nn.parallel import DistributedDataParallel
 
+from driveRT_ros.core.config import PostProcessConfig, VoxelizationConfig
 from driveRT_ros.core.errors import CheckpointError, ConfigError
 from driveRT_ros.core.ops import Ops
 from driveRT_ros.models.checkpoint import save_weights
@@ -260,6 +261,8 @@ class Trainer:
         save_weights(self.folder / WEIGHTS, self.weights(), dtype=torch.float16)
         mine = {name: _plain(self.config.to_dict()[name]) for name in _SHARED}
         mine["checkpoint_path"] = str((self.folder / WEIGHTS).resolve())
+        if (center_range := _center_range(self.config.voxelization)) is not None:
+            mine["post_process_params"] = {"center_range": center_range}
         (self.folder / DETECTOR).write_text(yaml.safe_dump(mine, sort_keys=False), encoding="utf-8")
 
     def resume(self) -> None:
@@ -372,6 +375,13 @@ def _half_of(precision: str, device: torch.device) -> torch.dtype | None:
         has_bf16 = device.type == "cuda" and torch.cuda.is_bf16_supported(including_emulation=False)
         precision = "bf16" if has_bf16 else "fp32"
     return {"bf16": torch.bfloat16, "fp16": torch.float16, "fp32": None}[precision]
+
+
+def _center_range(voxels: VoxelizationConfig) -> list[float] | None:
+    """Return where boxes may lie, if what is trained on reaches further than the default."""
+    default, reached = PostProcessConfig().center_range, voxels.point_cloud_range
+    wide = [*map(min, default[:3], reached[:3]), *map(max, default[3:], reached[3:])]
+    return None if tuple(wide) == default else wide
 
 
 def _under(tensors: dict[str, torch.Tensor], prefix: str) -> dict[str, torch.Tensor]:

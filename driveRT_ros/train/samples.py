@@ -12,8 +12,8 @@ from driveRT_ros.core.config import DensificationConfig
 from driveRT_ros.core.frame import SceneFrame
 from driveRT_ros.core.sweeps import SweepBuffer
 
-STEP_M = 0.002
-"""Step of packed coordinates: a tenth of the noise of a range, and 65 m fit 16 bits."""
+STEP_M = 0.0025
+"""Step of packed coordinates: an eighth of the noise of a range, and 81 m fit 16 bits."""
 STEP_S = 0.0025
 """Step of packed time lags; 8 bits reach 0.64 s."""
 REACH_M = 32767 * STEP_M

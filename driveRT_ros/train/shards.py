@@ -13,7 +13,7 @@ from driveRT_ros.train.samples import Packed, Sample
 
 INDEX = "index.json"
 FORMAT = "driveRT_ros.frames"
-VERSION = 1
+VERSION = 2
 
 
 def write_shard(path: Path, samples: Sequence[Sample]) -> dict[str, object]:
