@@ -220,7 +220,7 @@ extern "C" __global__ void __launch_bounds__(kThreads) suppress_boxes(const __gr
     }
     for (int i = threadIdx.x; i < kCandidates * kWords; i += kThreads) shared.hides[i / kWords][i % kWords] = 0;
     __syncthreads();
-    compare_all(shared, count, s.iou);
+    if (s.iou < 1.f) compare_all(shared, count, s.iou);  // no IoU is above 1
     __syncthreads();
     if (threadIdx.x < 32) {
         const int all = keep_greedily(shared, count, s.max_boxes);

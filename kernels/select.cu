@@ -4,6 +4,10 @@
 // bits that ascends where the score falls, then by class, then by cell. Keys of a head are all
 // different, so the order in which they arrive does not matter and the order in which they leave is
 // fixed. There is room for every row of every class; nothing can be lost here.
+//
+// With `row_of` a value must also be the greatest of its class among the rows in the eight cells
+// around; of equal ones the first cell stays. A cell without a row holds whatever an earlier frame
+// left there: its row is asked whether it lies in that cell, so nothing is cleared between frames.
 #include "heads.cuh"
 
 constexpr int kThreads = 256;
@@ -23,13 +27,36 @@ struct Selection {
     int* chosen;            // (heads, kCandidates) rows, best first
     int* label;             // class among all heads of each
     float* score;
+    int* row_of;            // (cells) row of each; null: overlapping boxes are suppressed later
     int row_capacity, classes, nx, cells, top_k;
 };
+
+// Writes down the row of each active cell.
+extern "C" __global__ void __launch_bounds__(kThreads) mark_cells(const __grid_constant__ Selection s) {
+    begin_dependent();
+    const int rows = min(*s.count, s.row_capacity);
+    for (int row = blockIdx.x * kThreads + threadIdx.x; row < rows; row += gridDim.x * kThreads)
+        s.row_of[s.coords[row * 3LL + 1] * s.nx + s.coords[row * 3LL + 2]] = row;
+}
+
+__device__ bool is_peak(const Selection& s, int rows, int row, int label, float heat) {
+    const int y = s.coords[row * 3LL + 1], x = s.coords[row * 3LL + 2], ny = s.cells / s.nx;
+    for (int i = 0; i < 9; ++i) {
+        const int other_y = y + i / 3 - 1, other_x = x + i % 3 - 1;
+        if (i == 4 || other_y < 0 || other_y >= ny || other_x < 0 || other_x >= s.nx) continue;
+        const int other = s.row_of[other_y * s.nx + other_x];
+        if (static_cast<u32>(other) >= static_cast<u32>(rows)) continue;
+        if (s.coords[other * 3LL + 1] != other_y || s.coords[other * 3LL + 2] != other_x) continue;
+        const float theirs = s.heat[static_cast<long long>(other) * s.classes + label];
+        if (isfinite(theirs) && (theirs > heat || (theirs == heat && i < 4))) return false;
+    }
+    return true;
+}
 
 // Collects the candidates of all heads, in any order.
 extern "C" __global__ void __launch_bounds__(kThreads) collect_candidates(const __grid_constant__ Selection s) {
     begin_dependent();
-    const int values = min(*s.count, s.row_capacity) * s.classes;
+    const int count = min(*s.count, s.row_capacity), values = count * s.classes;
     for (int i = blockIdx.x * kThreads + threadIdx.x; i < values; i += gridDim.x * kThreads) {
         const int row = i / s.classes, label = i % s.classes, head = s.head[label];
         const float heat = s.heat[i];
@@ -39,6 +66,7 @@ extern "C" __global__ void __launch_bounds__(kThreads) collect_candidates(const 
         }
         const float score = __fdiv_rn(1.f, __fadd_rn(1.f, expf(-heat)));
         if (!(score > s.limit[label])) continue;
+        if (s.row_of && !is_peak(s, count, row, label, heat)) continue;
         const int cell = s.coords[row * 3LL + 1] * s.nx + s.coords[row * 3LL + 2];
         const u32 place = static_cast<u32>(label - s.first[head]) * s.cells + cell;
         const int at = atomicAdd(&s.status[head].candidates, 1);

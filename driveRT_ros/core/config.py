@@ -155,9 +155,16 @@ class PostProcessConfig(Config):
     score_thresholds: tuple[float, ...] = param(
         (0.1,), "Least score of a box: one value, or one per class.", ge=0.0, le=1.0
     )
+    selection: str = param(
+        "nms",
+        "What keeps one box an object: 'nms' drops boxes that overlap a better one of their head; "
+        "'max_pool' takes only the cells whose heat is the greatest of its class among their eight "
+        "neighbours, and compares no boxes.",
+        choices=("nms", "max_pool"),
+    )
     iou_nms_threshold: float = param(
         0.2,
-        "Rotated bird's-eye-view IoU above which the lower score goes.",
+        "Rotated bird's-eye-view IoU above which the lower score goes; only with 'nms'.",
         ge=0.0,
         le=1.0,
     )

@@ -12,8 +12,13 @@ import torch
 from torch import nn
 
 from driveRT_ros.core.camera_config import CameraConfig
-from driveRT_ros.core.reference.decode import decode_boxes, select_candidates, usable_boxes
-from driveRT_ros.models.head import Proposals, Suppress, join_kept
+from driveRT_ros.core.reference.decode import (
+    decode_boxes,
+    local_maxima,
+    select_candidates,
+    usable_boxes,
+)
+from driveRT_ros.models.head import Proposals, Suppress, join_kept, suppression
 from driveRT_ros.models.layers import ConvModule
 
 BRANCHES = (("reg", 2), ("height", 1), ("dim", 3), ("rot", 2), ("vel", 2))
@@ -73,7 +78,7 @@ class CenterDecoder:
     def __init__(self, config: CameraConfig, suppress: Suppress) -> None:
         self._post = config.post_process_params
         self._grid = config.model.grid
-        self._suppress = suppress
+        self._suppress = suppression(self._post.selection, suppress)
         self._classes = config.model.network.classes_per_head
         count = len(config.model.network.class_names)
         self._thresholds = _one_per_class(self._post.score_thresholds, count)
@@ -91,8 +96,14 @@ class CenterDecoder:
         for maps, classes in zip(heads, self._classes):
             rows = {name: m[0].flatten(1).T.float() for name, m in maps.items()}
             limits = self._thresholds[first : first + len(classes)]
-            chosen = select_candidates(rows["heatmap"], limits, self._post.top_k)
-            boxes = self._boxes(rows, chosen.rows, maps["heatmap"].shape[-1])
+            columns = maps["heatmap"].shape[-1]
+            peaks = None
+            if self._post.selection == "max_pool":
+                cells = torch.arange(len(rows["heatmap"]), device=rows["heatmap"].device)
+                cells_yx = torch.stack((cells // columns, cells % columns), dim=1)
+                peaks = local_maxima(rows["heatmap"], cells_yx)
+            chosen = select_candidates(rows["heatmap"], limits, self._post.top_k, allowed=peaks)
+            boxes = self._boxes(rows, chosen.rows, columns)
             usable, reasons = usable_boxes(boxes, self._post.center_range)
             dropped.update(chosen.dropped)
             dropped.update(reasons)

@@ -13,6 +13,7 @@ from driveRT_ros.core.config import LidarConfig
 from driveRT_ros.core.reference.decode import (
     Selection,
     decode_boxes,
+    local_maxima,
     select_candidates,
     usable_boxes,
 )
@@ -46,6 +47,22 @@ def join_kept(kept: Sequence[tuple[Proposals, torch.Tensor]]) -> Proposals:
     )
 
 
+def suppression(selection: str, suppress: Suppress) -> Suppress:
+    """Return what a selection does with proposals: peaks all stay, as many as a head may keep.
+
+    Args:
+        selection: Parameter ``post_process_params.selection``.
+        suppress: ``(boxes, scores, iou_threshold, max_boxes) -> kept rows``.
+    """
+    return suppress if selection == "nms" else _keep_first
+
+
+def _keep_first(
+    boxes: torch.Tensor, scores: torch.Tensor, iou_threshold: float, max_boxes: int
+) -> torch.Tensor:
+    return torch.arange(min(len(boxes), max_boxes), device=boxes.device)
+
+
 class Heads:
     """All heads on one device in one dtype.
 
@@ -60,7 +77,7 @@ class Heads:
     ) -> None:
         self._config = config
         self._tensors = tensors
-        self._suppress = suppress
+        self._suppress = suppression(config.post_process_params.selection, suppress)
         self._classes = config.model.classes_per_head
         thresholds = config.post_process_params.score_thresholds
         if len(thresholds) == 1:
@@ -107,7 +124,10 @@ class Heads:
         first = 0
         for head, classes in enumerate(self._classes):
             limits = self._thresholds[first : first + len(classes)]
-            chosen = select_candidates(heat[head], limits, post.top_k, cells)
+            peaks = None
+            if post.selection == "max_pool":
+                peaks = local_maxima(heat[head], bev.coords_bzyx[:, 2:4])
+            chosen = select_candidates(heat[head], limits, post.top_k, cells, peaks)
             boxes = self._boxes(head, bev, chosen)
             usable, reasons = usable_boxes(boxes, post.center_range)
             dropped.update(chosen.dropped)
@@ -118,7 +138,10 @@ class Heads:
         return proposals, dict(dropped)
 
     def suppress(self, proposals: list[Proposals]) -> Proposals:
-        """Suppress overlaps head by head, across the classes of a head, and join the heads."""
+        """Suppress overlaps head by head, across the classes of a head, and join the heads.
+
+        With ``max_pool``, nothing overlaps by definition: the best of each head stay.
+        """
         post = self._config.post_process_params
         kept = [
             (p, self._suppress(p.boxes, p.scores, post.iou_nms_threshold, post.max_boxes_per_head))

@@ -10,7 +10,12 @@ import torch
 
 from driveRT_ros.core.config import LidarConfig
 from driveRT_ros.core.nms import rotated_nms
-from driveRT_ros.core.reference.decode import decode_boxes, select_candidates, usable_boxes
+from driveRT_ros.core.reference.decode import (
+    decode_boxes,
+    local_maxima,
+    select_candidates,
+    usable_boxes,
+)
 from driveRT_ros.core.sparse_conv import SparseTensor
 from driveRT_ros.models.graph import BRANCHES
 from driveRT_ros.models.head import Heads
@@ -161,6 +166,60 @@ def test_heat_that_is_not_finite_is_never_a_candidate():
     chosen = select_candidates(heat, (0.1,), 500)
     assert chosen.rows.tolist() == [3]
     assert chosen.dropped["non_finite_heat"] == 3
+
+
+# ---- peaks instead of suppression ---------------------------------------------------------------
+
+
+def peaks_one_by_one(heat, cells_yx):
+    """Look at the neighbours of every value in turn."""
+    at = {tuple(cell): row for row, cell in enumerate(cells_yx.tolist())}
+    found = torch.zeros_like(heat, dtype=torch.bool)
+    for (y, x), row in at.items():
+        for label, mine in enumerate(heat[row].tolist()):
+            others = [
+                ((y + dy, x + dx), heat[at[y + dy, x + dx], label].item())
+                for dy in (-1, 0, 1)
+                for dx in (-1, 0, 1)
+                if (dy or dx) and (y + dy, x + dx) in at
+            ]
+            hidden = (v > mine or (v == mine and c < (y, x)) for c, v in others if math.isfinite(v))
+            found[row, label] = math.isfinite(mine) and not any(hidden)
+    return found
+
+
+@pytest.mark.parametrize("count", [0, 1, 2, 40, 130])
+def test_a_peak_is_exceeded_by_no_neighbour_of_its_class(count):
+    generator = torch.Generator().manual_seed(count)
+    cells = torch.randperm(12 * 12, generator=generator)[:count]
+    cells_yx = torch.stack((cells // 12, cells % 12), dim=1)
+    heat = torch.randint(0, 5, (count, 3), generator=generator).float()  # many ties
+    heat[::7, 1], heat[3::11, 2] = math.nan, math.inf
+    peaks = local_maxima(heat, cells_yx)
+    assert torch.equal(peaks, peaks_one_by_one(heat, cells_yx))
+    if count == 130:
+        assert 30 < peaks.sum() < 200
+
+
+def test_empty_cells_neither_join_nor_hide_rows_and_edges_have_no_neighbours_beyond():
+    """Rows of a sparse map are no image: what is beside in memory is not beside on the ground."""
+    cells_yx = torch.tensor([[0, 0], [0, 2], [1, 179], [2, 0]])
+    heat = torch.tensor([[1.0], [2.0], [3.0], [4.0]])
+    assert local_maxima(heat, cells_yx).all()
+
+
+def test_peaks_stay_however_much_their_boxes_overlap():
+    config = small_config(selection="max_pool", max_boxes_per_head=2)
+    heads, bev = make_heads(config), bev_rows(4)
+    bev.coords_bzyx[:, 2:4] = torch.tensor([[5, 5], [5, 7], [5, 8], [9, 9]])
+    bev.features[:] = bev.features[0]
+    heat = [torch.full((4, len(c)), -9.0).double() for c in config.model.classes_per_head]
+    heat[0][:, 0] = torch.tensor([1.0, 3.0, 2.0, 0.5])
+    proposals, dropped = heads.propose(bev, heat)
+    assert proposals[0].scores.tolist() == torch.sigmoid(heat[0][[1, 0, 3], 0]).tolist()
+    found = heads.suppress(proposals)  # boxes of metres, two cells of 0.6 m apart
+    assert found.scores.tolist() == proposals[0].scores[:2].tolist()
+    assert dropped["over_top_k_candidates"] == 0
 
 
 def test_faulty_boxes_are_dropped_and_counted_once_each():

@@ -42,7 +42,7 @@ ENGINE = {
     **{stem: [stem] for stem in ("sparse_conv_mma", "sparse_conv_direct")},
     "epilogue": ["finish_groups"],
     **{stem: ["run_branches"] for stem in ("heads", "heads_mma")},
-    "select": ["collect_candidates", "choose_candidates"],
+    "select": ["mark_cells", "collect_candidates", "choose_candidates"],
     "nms": ["suppress_boxes"],
 }
 

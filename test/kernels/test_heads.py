@@ -184,11 +184,57 @@ def test_a_frame_repeats_to_the_last_bit_whatever_came_before(backend, heads_of)
         assert same_bytes(got, first)
 
 
+def peaks_of(**post):
+    """Return heads that take the peaks of the heat, and whose weights are those of the others."""
+    settings = config(selection="max_pool", **{"max_boxes_per_head": 500} | post)
+    return settings, tensors_of(settings)
+
+
+def test_the_peaks_of_the_heat_are_those_of_the_reference(heads_of):
+    settings, tensors = peaks_of()
+    case = heads_of(settings, tensors)
+    for count in (CAPACITY, 0, 1, 2, 64, 300):  # a frame must not see the cells of the last one
+        bev = rows_of(count, seed=count)
+        got, _ = check(case, settings, tensors, bev)
+        plain = expected(config(), tensors, bev, [part.cpu() for part in got.heat])
+        assert len(got.boxes) == got.decoded  # none of these boxes is faulty
+        assert got.decoded < plain.decoded or count < 64  # neighbours hid some
+    assert len(got.boxes) > 20
+
+
+def test_of_more_peaks_than_a_head_may_keep_the_best_stay(heads_of):
+    settings, tensors = peaks_of(max_boxes_per_head=7)
+    got, _ = check(heads_of(settings, tensors), settings, tensors, rows_of(300))
+    assert len(got.boxes) == 7 * 3
+
+
+def test_of_equal_neighbours_the_first_cell_stays_whatever_the_rows(heads_of):
+    settings, tensors = peaks_of(top_k=60)
+    case = heads_of(settings, tensors)
+    bev = rows_of(CAPACITY)
+    bev.features[:] = bev.features[:3].repeat(134, 1)[:CAPACITY]
+    first = None
+    for seed in range(3):
+        got, _ = check(case, settings, tensors, shuffled(bev, seed))
+        first = first or got
+        assert len(got.boxes) > 20 and same_bytes(got, first)
+
+
+@pytest.mark.parametrize("value", [torch.nan, torch.inf, 3e38])
+def test_heat_that_is_not_finite_hides_no_neighbour(heads_of, value):
+    settings, tensors = peaks_of()
+    bev = rows_of(CAPACITY)
+    bev.features[::20, 3] = value
+    got, _ = check(heads_of(settings, tensors), settings, tensors, bev)
+    assert got.dropped["non_finite_heat"] > 0 and len(got.boxes) > 20
+
+
 @pytest.mark.gpu
-def test_the_heads_are_part_of_a_cuda_graph(backend, heads_of):
+@pytest.mark.parametrize("selection", ["nms", "max_pool"])
+def test_the_heads_are_part_of_a_cuda_graph(backend, heads_of, selection):
     if backend.name != "cuda":
         pytest.skip("the shim has no graphs")
-    settings = config()
+    settings = config(selection=selection)
     case = heads_of(settings, tensors_of(settings))
     case.put(rows_of(10))
     graph = captured(case.heads.run)

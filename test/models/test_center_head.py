@@ -115,6 +115,14 @@ def test_overlaps_are_measured_at_the_size_that_the_class_asks_for(threshold, fa
     torch.testing.assert_close(boxes[:, 3:5], torch.tensor([[4.0, 2.0]]).expand(kept, 2))
 
 
+def test_peaks_stay_where_boxes_overlap_and_shoulders_go():
+    maps = overlapping_pair()
+    put(maps[0], 11, 11, 0, 0.8)  # beside the first, less sure
+    post = config(iou_nms_threshold=0.1, selection="max_pool")
+    _, scores, _, _ = detect(post, maps)
+    assert scores.tolist() == pytest.approx([0.9, 0.6])
+
+
 def test_faulty_boxes_are_counted_by_reason():
     first, second = empty_maps(2), empty_maps(1)
     put(first, 3, 3, 0, 0.5, dim=(math.nan, 0.0, 0.0))

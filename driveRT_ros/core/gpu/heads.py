@@ -1,9 +1,9 @@
 """The detection heads on the GPU, from rows of the bird's-eye view to boxes, without the host.
 
 Heat at every row, the regression branches at the chosen rows alone, suppression head by head: five
-launches over buffers of fixed size, with every count on the device, so that a frame can go on as
-part of a CUDA graph. There is room for every value that could pass its threshold; only ``top_k``
-and ``max_boxes_per_head`` cut anything off, as they do in the reference.
+launches (six with ``max_pool``) over buffers of fixed size, with every count on the device, so that
+a frame can go on as part of a CUDA graph. There is room for every value that could pass its
+threshold; only ``top_k`` and ``max_boxes_per_head`` cut anything off, as they do in the reference.
 """
 
 from __future__ import annotations
@@ -221,28 +221,40 @@ class SparseHeads:
             "first": self._keep(torch.tensor(self._first, **new)),
             "keys": self._arena.empty(values, dtype=torch.int64),
             "rows": self._arena.empty(values), "status": self._status, "chosen": self._chosen,
-            "label": self._label, "score": self._score, "row_capacity": self._rows,
+            "label": self._label, "score": self._score, "row_of": self._row_of(ny * nx),
+            "row_capacity": self._rows,
             "classes": len(limits), "nx": nx, "cells": ny * nx, "top_k": post.top_k,
         }  # fmt: skip
         value = struct_value("select.cu", "Selection", fields)
         blocks = min(-(-values // _THREADS), 8 * self._blocks)
-        launches = []
-        for name, grid, block in (
+        stages = [
             ("collect_candidates", blocks, _THREADS),
             ("choose_candidates", len(self._classes), _SORTERS),
-        ):
+        ]
+        if post.selection == "max_pool":
+            stages.insert(0, ("mark_cells", -(-self._rows // _THREADS), _THREADS))
+        launches = []
+        for name, grid, block in stages:
             kernel = Kernel("select", name, device=self._device)
             launches.append(kernel.bind(grid, block, value, dependent=True))
         return launches
 
+    def _row_of(self, cells: int) -> torch.Tensor | None:
+        """Return room for the row of each cell where neighbours are to be looked up."""
+        if self._config.post_process_params.selection == "nms":
+            return None
+        return self._keep(torch.zeros(cells, dtype=torch.int32, device=self._device))
+
     def _suppression(self) -> Launch:
         post, voxels = self._config.post_process_params, self._config.voxelization
+        # An IoU is never above 1: peaks all stay.
+        iou = post.iou_nms_threshold if post.selection == "nms" else 1.0
         boxes, scores, labels = self._found
         fields = {
             "outputs": self._outputs, "coords": self._level.coords_zyx, "chosen": self._chosen,
             "label": self._label, "score": self._score, "status": self._status, "boxes": boxes,
             "box_score": scores, "box_label": labels, "max_boxes": post.max_boxes_per_head,
-            "iou": post.iou_nms_threshold, "stride": HEAD_STRIDE, "max_size": MAX_SIZE_M,
+            "iou": iou, "stride": HEAD_STRIDE, "max_size": MAX_SIZE_M,
             "max_speed": MAX_SPEED_MPS, "origin": voxels.point_cloud_range[:2],
             "step": voxels.voxel_size[:2], "low": post.center_range[:3],
             "high": post.center_range[3:],
