@@ -16,7 +16,7 @@ constexpr int kKeyTaps = 9;              // taps that the counting sort of a gro
 constexpr int kMaxGroups = 9;
 constexpr int kMaxBins = 3 << kKeyTaps;  // of all groups
 constexpr int kMaxTaps = 27;
-constexpr int kMaxDomains = 32;
+constexpr int kMaxDomains = 28;         // so that the arguments of a launch fit 4 KB
 constexpr int kThreads = 256, kRankThreads = 1024;
 constexpr int kRowsPerThread = 4;
 constexpr int kRowsPerUnit = kThreads * kRowsPerThread;
@@ -37,6 +37,14 @@ struct Domain {
     u32* tile_mask;           // (tiles) union of taps
     int* tile_rank;           // (tiles) tiles, dearest first
     int* counts;              // tiles, executed taps, useful taps
+};
+
+// Arguments by value: what is the same in every frame needs no look-up in memory.
+struct Levels {
+    Level at[8];
+};
+struct Domains {
+    Domain at[kMaxDomains];
 };
 
 // Rank of a bit pattern in Gray-code order. The upper bits of a rank are the rank of the upper bits.
@@ -99,12 +107,13 @@ __device__ __forceinline__ Unit unit_at(const Units& units, int n_domains, int t
         if (turn < units.end[d]) return {d, d ? turn - units.end[d - 1] : turn};
     return {-1, 0};
 }
-__device__ __forceinline__ void list_row_units(Units& units, const Level* levels, const Domain* domains, int n_domains) {
-    list_units(units, n_domains, [&](int d) { return (rows_of(levels[domains[d].out_level]) + kRowsPerUnit - 1) / kRowsPerUnit; });
+__device__ __forceinline__ void list_row_units(Units& units, const Levels& levels, const Domains& domains, int n_domains) {
+    list_units(units, n_domains, [&](int d) { return (rows_of(levels.at[domains.at[d].out_level]) + kRowsPerUnit - 1) / kRowsPerUnit; });
 }
 
 // Mask of each row, the number of rows of each pattern, and the useful taps of the domain.
-extern "C" __global__ void __launch_bounds__(kThreads) mask_rows(const Level* levels, const Domain* domains, int n_domains) {
+extern "C" __global__ void __launch_bounds__(kThreads) 
+mask_rows(const __grid_constant__ Levels levels, const __grid_constant__ Domains domains, int n_domains) {
     begin_dependent();
     __shared__ int bins[kMaxBins], useful;
     __shared__ Units units;
@@ -112,8 +121,8 @@ extern "C" __global__ void __launch_bounds__(kThreads) mask_rows(const Level* le
     for (int turn = blockIdx.x;; turn += gridDim.x) {
         const Unit unit = unit_at(units, n_domains, turn);
         if (unit.domain < 0) return;
-        const Domain d = domains[unit.domain];
-        const Level out = levels[d.out_level], in = levels[d.in_level];
+        const Domain& d = domains.at[unit.domain];
+        const Level &out = levels.at[d.out_level], &in = levels.at[d.in_level];
         const int rows = rows_of(out), patterns = patterns_of(d), used_bins = d.groups * patterns;
         for (int i = threadIdx.x; i < used_bins; i += kThreads) bins[i] = 0;
         if (threadIdx.x == 0) useful = 0;
@@ -146,7 +155,8 @@ extern "C" __global__ void __launch_bounds__(kThreads) mask_rows(const Level* le
 
 // Puts each row into its place in every group that uses it; every group starts on a whole tile.
 // A block counts its rows by pattern, takes a range of each pattern at once, then places them.
-extern "C" __global__ void __launch_bounds__(kThreads, 4) order_rows(const Level* levels, const Domain* domains, int n_domains) {
+extern "C" __global__ void __launch_bounds__(kThreads, 4) 
+order_rows(const __grid_constant__ Levels levels, const __grid_constant__ Domains domains, int n_domains) {
     begin_dependent();
     __shared__ int counts[kMaxBins], places[kMaxBins + 1], shift[kMaxGroups], end[kMaxGroups], next[kMaxGroups];
     __shared__ Units units;
@@ -154,8 +164,8 @@ extern "C" __global__ void __launch_bounds__(kThreads, 4) order_rows(const Level
     for (int turn = blockIdx.x;; turn += gridDim.x) {
         const Unit unit = unit_at(units, n_domains, turn);
         if (unit.domain < 0) return;
-        const Domain d = domains[unit.domain];
-        const Level& out = levels[d.out_level];
+        const Domain& d = domains.at[unit.domain];
+        const Level& out = levels.at[d.out_level];
         const int rows = rows_of(out), row_capacity = out.row_capacity;
         const int begin = unit.index * kRowsPerUnit + threadIdx.x;
         const int patterns = patterns_of(d), used_bins = d.groups * patterns;
@@ -247,18 +257,19 @@ __device__ __forceinline__ void exchange(u64 (&held)[kHeld], int first, int size
     }
 }
 
-extern "C" __global__ void __launch_bounds__(kThreads) sort_rows(const Level* levels, const Domain* domains, int n_domains) {
+extern "C" __global__ void __launch_bounds__(kThreads) 
+sort_rows(const __grid_constant__ Levels levels, const __grid_constant__ Domains domains, int n_domains) {
     begin_dependent();
     __shared__ u64 keys[kHeld][kThreads];
     __shared__ Units units;
     list_units(units, n_domains, [&](int i) {
-        const Domain& d = domains[i];
+        const Domain& d = domains.at[i];
         return d.group_taps > kKeyTaps ? (min(d.counts[0], d.tile_capacity) * d.tile_rows + kChunk - 1) / kChunk : 0;
     });
     for (int turn = blockIdx.x;; turn += gridDim.x) {
         const Unit unit = unit_at(units, n_domains, turn);
         if (unit.domain < 0) return;
-        const Domain& d = domains[unit.domain];
+        const Domain& d = domains.at[unit.domain];
         const int first = threadIdx.x * kHeld, count = min(d.counts[0], d.tile_capacity) * d.tile_rows - unit.index * kChunk;
         int* order = d.order + unit.index * static_cast<long long>(kChunk);
         u64 held[kHeld];
@@ -293,18 +304,20 @@ extern "C" __global__ void __launch_bounds__(kThreads) sort_rows(const Level* le
 }
 
 // One warp a tile: union of taps and the input rows of each used tap.
-extern "C" __global__ void __launch_bounds__(kThreads, 4) fill_tiles(const Level* levels, const Domain* domains, int n_domains) {
+extern "C" __global__ void __launch_bounds__(kThreads, 4) 
+fill_tiles(const __grid_constant__ Levels levels, const __grid_constant__ Domains domains, int n_domains) {
     begin_dependent();
     __shared__ Units units;
-    list_units(units, n_domains, [&](int d) { return min(domains[d].counts[0], domains[d].tile_capacity); });
+    list_units(units, n_domains, [&](int d) { return min(domains.at[d].counts[0], domains.at[d].tile_capacity); });
     const int lane = threadIdx.x & 31, warps = gridDim.x * (kThreads / 32);
     for (int turn = blockIdx.x * (kThreads / 32) + (threadIdx.x >> 5);; turn += warps) {
         const Unit unit = unit_at(units, n_domains, turn);
         if (unit.domain < 0) return;
-        const Domain& d = domains[unit.domain];
-        const int out_level = d.out_level, in_level = d.in_level, tile_rows = d.tile_rows, group_taps = d.group_taps;
-        const int row_capacity = levels[out_level].row_capacity, in_capacity = levels[in_level].row_capacity;
-        const int *coords = levels[out_level].coords, stride = d.stride, padding = d.padding;
+        const Domain& d = domains.at[unit.domain];
+        const Level &out = levels.at[d.out_level], &in = levels.at[d.in_level];
+        const int tile_rows = d.tile_rows, group_taps = d.group_taps;
+        const int row_capacity = out.row_capacity, in_capacity = in.row_capacity;
+        const int *coords = out.coords, stride = d.stride, padding = d.padding;
         const int* order = d.order + static_cast<long long>(unit.index) * tile_rows;
         const int group = order[0] / row_capacity;  // the first place of a tile is never empty
         const int base = group * row_capacity, first_tap = group * group_taps;
@@ -333,7 +346,7 @@ extern "C" __global__ void __launch_bounds__(kThreads, 4) fill_tiles(const Level
             int* entry = table + i * 32;
             for (int plane = 0; bits >> plane * 9; ++plane) {
                 Window window;
-                if (mine[i] >> plane * 9 & 511u) window.load(levels[in_level], z + plane, y, x, lines, 3);
+                if (mine[i] >> plane * 9 & 511u) window.load(in, z + plane, y, x, lines, 3);
                 for (u32 rest = bits >> plane * 9 & 511u; rest; rest &= rest - 1, entry += tile_rows) {
                     const int tap = __ffs(rest) - 1;
                     const int source = mine[i] >> (plane * 9 + tap) & 1u ? window.row(tap / 3, tap % 3) : -1;
@@ -346,10 +359,10 @@ extern "C" __global__ void __launch_bounds__(kThreads, 4) fill_tiles(const Level
 
 // grid (domains): dearest tiles first, so that no block starts a long tile while others finish; and
 // the executed taps of the domain.
-extern "C" __global__ void __launch_bounds__(kRankThreads) rank_tiles(const Domain* domains) {
+extern "C" __global__ void __launch_bounds__(kRankThreads) rank_tiles(const __grid_constant__ Domains domains) {
     begin_dependent();
     __shared__ int tiles_of[kMaxTaps + 1], next[kMaxTaps + 1];
-    const Domain d = domains[blockIdx.x];
+    const Domain& d = domains.at[blockIdx.x];
     const int tiles = min(d.counts[0], d.tile_capacity);
     if (threadIdx.x <= kMaxTaps) tiles_of[threadIdx.x] = 0;
     __syncthreads();

@@ -164,15 +164,18 @@ def _plain(value: object) -> object:
     return 0 if value is None else value
 
 
-def struct_values(file: str, name: str, rows: Sequence[Mapping[str, object]]) -> np.ndarray:
+def struct_values(
+    file: str, name: str, rows: Sequence[Mapping[str, object]], length: int = 0
+) -> np.ndarray:
     """Lay several structs out as kernels read an array of them; see :func:`struct_value`.
 
     Args:
         file: File name in ``kernels/`` that declares the struct.
         name: The struct.
         rows: The fields of each.
+        length: Of the array, where it is longer; the rest is zero.
     """
-    packed = np.zeros(len(rows), struct_dtype(file, name))
+    packed = np.zeros(max(len(rows), length), struct_dtype(file, name))
     for i, row in enumerate(rows):
         packed[i] = struct_value(file, name, row)
     return packed

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import torch
 
 from driveRT_ros.core.cuda import Kernel
-from driveRT_ros.core.gpu.domains import LevelShape
+from driveRT_ros.core.gpu.domains import MAX_DOMAINS, LevelShape
 from driveRT_ros.core.kernel_args import pack_structs, struct_value, struct_values
 from test.support.cuda_cpu import CpuModule
 from test.support.cuda_cpu.module import sanitized
@@ -238,13 +238,11 @@ class Frame:
             One :class:`Map` each.
         """
         maps = [Map(self, spec, tile_capacity) for spec in specs]
-        device = self.backend.device
-        domains = pack_structs("coordmap.cu", "Domain", [m.fields for m in maps], device)
+        domains = struct_values("coordmap.cu", "Domain", [m.fields for m in maps], MAX_DOMAINS)
         run = functools.partial(self.backend.launch, "coordmap")
         for name in ("mask_rows", "order_rows", "sort_rows", "fill_tiles"):
-            run(name, self.blocks, 256, self.level_structs, domains, len(maps))
+            run(name, self.blocks, 256, self.level_values, domains, len(maps))
         run("rank_tiles", len(maps), 1024, domains)
-        self._domains = domains  # the kernels may still read it
         return maps
 
     def count(self, level):

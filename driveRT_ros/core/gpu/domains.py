@@ -24,6 +24,8 @@ _MANY_WORDS = 1024
 
 KEY_TAPS = 9
 """Taps of a group that its rows are counted by; kernels/coordmap.cu."""
+MAX_DOMAINS = 28
+"""Coordinate maps that a launch can have; kernels/coordmap.cu."""
 MAX_TAPS = 27
 """Taps of the largest kernel, one bit each; kernels/coordmap.cu."""
 

@@ -18,11 +18,13 @@ from driveRT_ros.core.gpu.arena import Arena
 from driveRT_ros.core.gpu.counts import CountsReader
 from driveRT_ros.core.gpu.domains import (
     KEY_TAPS,
+    MAX_DOMAINS,
     DomainShape,
     LevelShape,
     domain_shapes,
     level_shapes,
 )
+from driveRT_ros.core.gpu.transfers import HEADER_WORDS, FrameInput
 from driveRT_ros.core.kernel_args import pack_structs, struct_value, struct_values
 from driveRT_ros.core.plan import Plan
 from driveRT_ros.core.sparse_types import NUM_FEATURES
@@ -105,20 +107,20 @@ class FrameMaps:
         self.config, self.device = config, device
         levels = level_shapes(config)
         domains = domain_shapes(levels, plan.tactics)
-        self.arena = Arena(device, _zeroed_bytes(levels, domains))
+        self.arena = Arena(device, _zeroed_bytes(levels, domains) + 4 * levels[0].row_capacity)
         self.levels = tuple(self._level(shape) for shape in levels)
         self.domains = {shape.name: self._domain(shape) for shape in domains}
         new, points, rows = self.arena.empty, config.input.point_capacity, levels[0].row_capacity
-        self.points = new(points, NUM_FEATURES, dtype=torch.float32)
-        self.num_points = new(1)
+        self._input = FrameInput(new(HEADER_WORDS + points * NUM_FEATURES))
+        self.points, self.num_points = self._input.points, self._input.num_points
         self.dropped = self.arena.zeroed(2)
         self.features = new(rows, NUM_FEATURES, dtype=torch.float32)
-        self.points_stored = new(rows)
+        self.points_stored, self.used_points = self.arena.zeroed(rows), self.arena.zeroed(1)
         level_fields = [level.fields() for level in self.levels]
         self.level_values = struct_values("levels.cuh", "Level", level_fields)
         self.level_structs = pack_structs("levels.cuh", "Level", level_fields, device)
         domain_fields = [domain.fields() for domain in self.domains.values()]
-        self.domain_structs = pack_structs("coordmap.cu", "Domain", domain_fields, device)
+        self._domain_values = struct_values("coordmap.cu", "Domain", domain_fields, MAX_DOMAINS)
         self.multiprocessors = torch.cuda.get_device_properties(device).multi_processor_count
         self._by_point = min(-(-points // _THREADS), self.multiprocessors * 8)
         launches = self._level_launches()
@@ -128,29 +130,34 @@ class FrameMaps:
         self.voxel_launches = self._voxel_launches()
         self.counts = CountsReader(self)
 
-    def load(self, points: torch.Tensor) -> None:
-        """Copy a cloud into the frame, on the current stream.
+    def load(self, points: torch.Tensor) -> torch.Tensor:
+        """Copy a cloud into the frame, on the current stream; return its rows there.
 
         Args:
-            points: (N, 5) float32 on this device.
+            points: (N, 5) float32 or float64, on this device or on the host; they may change as
+                soon as this returns.
 
         Raises:
             InvalidFrame: If it has another shape, dtype or device, or more points than fit.
         """
-        if points.ndim != 2 or points.shape[1] != NUM_FEATURES or points.dtype != torch.float32:
+        known = points.dtype in (torch.float32, torch.float64)
+        if points.ndim != 2 or points.shape[1] != NUM_FEATURES or not known:
             raise InvalidFrame(
-                "Points must be rows of x, y, z, intensity, time lag in float32.",
+                "Points must be rows of x, y, z, intensity, time lag in float32 or float64.",
                 "points", (tuple(points.shape), points.dtype), f"(N, {NUM_FEATURES}) float32",
             )  # fmt: skip
-        if points.device != self.device:
+        if points.device not in (self.device, torch.device("cpu")):
             raise InvalidFrame("Points lie elsewhere.", "points", points.device, self.device)
         if len(points) > len(self.points):
             raise InvalidFrame(
                 "The cloud has more points than the frame holds; raise 'input.point_capacity'.",
                 "points", len(points), f"at most {len(self.points)}",
             )  # fmt: skip
-        self.points[: len(points)].copy_(points)
-        self.num_points.fill_(len(points))
+        return self._input.load(points)
+
+    def count_used(self) -> None:
+        """Sum up the points that voxels are the mean of, on the current stream."""
+        torch.sum(self.points_stored, 0, keepdim=True, dtype=torch.int32, out=self.used_points)
 
     def overflow(self) -> dict[str, tuple[int, int]]:
         """Return, by name, what was needed and what fits, where it did not fit; waits for the GPU.
@@ -245,7 +252,7 @@ class FrameMaps:
 
     def _domain_launches(self) -> list[Launch]:
         count, blocks = len(self.domains), self.multiprocessors * 4
-        both = (self.level_structs, self.domain_structs, count)
+        both = (self.level_values, self._domain_values, count)
         names = ["mask_rows", "order_rows", "sort_rows", "fill_tiles"]
         if all(d.shape.group_taps <= KEY_TAPS for d in self.domains.values()):
             names.remove("sort_rows")
@@ -254,7 +261,7 @@ class FrameMaps:
             for name in names
         ]
         rank = self._kernel("coordmap", "rank_tiles")
-        return [*walk, rank.bind(count, 1024, self.domain_structs, dependent=True)]
+        return [*walk, rank.bind(count, 1024, self._domain_values, dependent=True)]
 
     def _voxel_launches(self) -> tuple[Launch, ...]:
         rows, length = len(self.features), self.config.voxelization.max_points_per_voxel
