@@ -303,8 +303,31 @@ sort_rows(const __grid_constant__ Levels levels, const __grid_constant__ Domains
     }
 }
 
+// Writes the input rows of one place of a tile for the taps of the tile in one plane, in ascending
+// order; returns where those of the next plane go.
+__device__ __forceinline__ int* fill_plane(const Level& in, int* entry, int tile_rows, u32 tile, u32 mine, int z, int y, int x, int lines) {
+    Window window;
+    window.load(in, mine ? z : -1, y, x, lines, 3);  // a place that has no tap here needs no look-up
+    LineRows rows(window);
+    const int capacity = in.row_capacity;
+#pragma unroll
+    for (int dy = 0; dy < 3; ++dy) {
+        if (dy >= lines) break;
+        rows.start(dy);
+#pragma unroll
+        for (int dx = 0; dx < 3; ++dx) {
+            const u32 active = mine >> (dy * 3 + dx) & 1u;
+            const int row = rows.take(dx, active);
+            if (!(tile >> (dy * 3 + dx) & 1u)) continue;
+            *entry = active && row < capacity ? row : -1;
+            entry += tile_rows;
+        }
+    }
+    return entry;
+}
+
 // One warp a tile: union of taps and the input rows of each used tap.
-extern "C" __global__ void __launch_bounds__(kThreads, 4) 
+extern "C" __global__ void __launch_bounds__(kThreads, 4)
 fill_tiles(const __grid_constant__ Levels levels, const __grid_constant__ Domains domains, int n_domains) {
     begin_dependent();
     __shared__ Units units;
@@ -315,12 +338,10 @@ fill_tiles(const __grid_constant__ Levels levels, const __grid_constant__ Domain
         if (unit.domain < 0) return;
         const Domain& d = domains.at[unit.domain];
         const Level &out = levels.at[d.out_level], &in = levels.at[d.in_level];
-        const int tile_rows = d.tile_rows, group_taps = d.group_taps;
-        const int row_capacity = out.row_capacity, in_capacity = in.row_capacity;
-        const int *coords = out.coords, stride = d.stride, padding = d.padding;
+        const int tile_rows = d.tile_rows, group_taps = d.group_taps, stride = d.stride, padding = d.padding;
         const int* order = d.order + static_cast<long long>(unit.index) * tile_rows;
-        const int group = order[0] / row_capacity;  // the first place of a tile is never empty
-        const int base = group * row_capacity, first_tap = group * group_taps;
+        const int group = order[0] / out.row_capacity;  // the first place of a tile is never empty
+        const int base = group * out.row_capacity, first_tap = group * group_taps;
         int row[kMaxTileRows / 32];
         u32 mine[kMaxTileRows / 32], bits = 0;
 #pragma unroll
@@ -330,6 +351,8 @@ fill_tiles(const __grid_constant__ Levels levels, const __grid_constant__ Domain
             mine[i] = row[i] >= 0 ? group_bits(d, d.mask[row[i]], group) : 0u;
             bits |= mine[i];
         }
+        const int* at = out.coords + max(row[0], 0) * 3LL;
+        int z = at[0], y = at[1], x = at[2];
         for (int s = 16; s; s /= 2) bits |= __shfl_xor_sync(0xffffffffu, bits, s);
         if (lane == 0) d.tile_mask[unit.index] = bits << first_tap;
         const int lines = min(group_taps, 9) / 3, kz = first_tap / 9 + (d.kz > 1 ? -padding : 0), ky = first_tap / 3 % 3 - padding;
@@ -338,21 +361,15 @@ fill_tiles(const __grid_constant__ Levels levels, const __grid_constant__ Domain
 #pragma unroll
         for (int i = 0; i < kMaxTileRows / 32; ++i) {
             if (i * 32 + lane >= tile_rows) break;
-            int z = 0, y = 0, x = 0;
-            if (mine[i]) {
-                const int* at = coords + row[i] * 3LL;
-                z = at[0] * z_stride + kz, y = at[1] * stride + ky, x = at[2] * stride - padding;
+            const int first_z = z * z_stride + kz, first_y = y * stride + ky, first_x = x * stride - padding;
+            if (i + 1 < kMaxTileRows / 32 && row[i + 1] >= 0) {  // in flight beside the look-ups of this row
+                at = out.coords + row[i + 1] * 3LL;
+                z = at[0], y = at[1], x = at[2];
             }
             int* entry = table + i * 32;
-            for (int plane = 0; bits >> plane * 9; ++plane) {
-                Window window;
-                if (mine[i] >> plane * 9 & 511u) window.load(in, z + plane, y, x, lines, 3);
-                for (u32 rest = bits >> plane * 9 & 511u; rest; rest &= rest - 1, entry += tile_rows) {
-                    const int tap = __ffs(rest) - 1;
-                    const int source = mine[i] >> (plane * 9 + tap) & 1u ? window.row(tap / 3, tap % 3) : -1;
-                    *entry = source < in_capacity ? source : -1;
-                }
-            }
+            for (int plane = 0; bits >> plane * 9; ++plane)
+                entry = fill_plane(in, entry, tile_rows, bits >> plane * 9 & 511u, mine[i] >> plane * 9 & 511u,
+                                   first_z + plane, first_y, first_x, lines);
         }
     }
 }

@@ -101,3 +101,38 @@ struct Window {
         return static_cast<int>(w.y) + __popcll(w.x & below);
     }
 };
+
+// Rows of the cells of a window line by line, in ascending order: those of one leaf follow each other.
+struct LineRows {
+    u32 near_cells, far_cells;  // eight cells of each line, in this leaf and in the next along x
+    int near, far;              // row of the first active cell of the next line in either
+    int lower_near, lower_far;  // the same where the lines enter the next leaf along y
+    int turn, column;           // the line that does so; the first column of the window
+    int row, next;              // of the line: row of the next active cell, row at the start of the next leaf
+
+    __device__ __forceinline__ explicit LineRows(const Window& w) {
+        const int down = (w.y0 & 7) * 8;
+        near_cells = funnel(w.word[0][0].x, w.word[1][0].x, down), far_cells = funnel(w.word[0][1].x, w.word[1][1].x, down);
+        const u64 above = (1ull << down) - 1;
+        near = static_cast<int>(w.word[0][0].y) + __popcll(w.word[0][0].x & above);
+        far = static_cast<int>(w.word[0][1].y) + __popcll(w.word[0][1].x & above);
+        lower_near = static_cast<int>(w.word[1][0].y), lower_far = static_cast<int>(w.word[1][1].y);
+        turn = 8 - (w.y0 & 7), column = w.x0 & 7;
+    }
+
+    // Starts line dy; to be called for 0, 1, 2 in this order.
+    __device__ __forceinline__ void start(int dy) {
+        if (dy == turn) near = lower_near, far = lower_far;
+        const u32 line = near_cells >> dy * 8 & 255u;
+        row = near + __popc(line & ((1u << column) - 1)), next = far;
+        near += __popc(line), far += __popc(far_cells >> dy * 8 & 255u);
+    }
+
+    // Row of the cell dx of the line if it is active, else anything; to be called for 0, 1, 2 in this order.
+    __device__ __forceinline__ int take(int dx, u32 active) {
+        if (dx == 8 - column) row = next;
+        const int found = row;
+        row += active;
+        return found;
+    }
+};
