@@ -38,6 +38,7 @@ examples:
   drivert eval --bag drive --run --checkpoint voxelnext.safetensors
   drivert eval --nuscenes /data/nuscenes --split val --checkpoint w.pth --submission val.json
   drivert eval --kitti /data/kitti --max-range 40 --min-points 10 --checkpoint w.safetensors
+  drivert eval --nuscenes /data/nuscenes --keyframes-only --every-box --config run/detector.yaml
   drivert eval --sim 20 --statistics --data DIR              how simulated clouds resemble real ones
 """
 
@@ -67,6 +68,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     group.add_argument(
         "--max-range", type=float, metavar="M", help="metres; never beyond the range of the class"
     )
+    group.add_argument(
+        "--every-box",
+        action="store_true",
+        help="count every box, however far and with however few points",
+    )
     group = parser.add_argument_group("results")
     group.add_argument("--submission", metavar="FILE", help="write a nuScenes submission, too")
     group.add_argument(
@@ -77,7 +83,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="pictures of the worst frames (default: 4)",
     )
     group.add_argument(
-        "--min-score", type=float, default=0.3, metavar="S", help="of boxes in pictures"
+        "--min-score",
+        type=float,
+        default=0.3,
+        metavar="S",
+        help="score at which hits are counted, too, and of boxes in pictures (default: 0.3)",
     )
     add_output_arguments(parser, "drivert_eval")
 
@@ -159,6 +169,7 @@ def execute(args: argparse.Namespace) -> int:
     about = source.about | {
         "min_points": settings.min_points,
         "max_range_m": args.max_range,
+        "every_box": args.every_box,
         "unanswered_frames": outcome.unanswered,
     }
     _write(evaluation, about, out)
@@ -210,7 +221,7 @@ def _settings(args: argparse.Namespace) -> EvalSettings:
     from driveRT_ros.train.eval_boxes import EvalSettings
 
     limit = {} if args.max_range is None else {"max_range_m": args.max_range}
-    return EvalSettings(min_points=args.min_points, **limit)
+    return EvalSettings(min_points=args.min_points, every_box=args.every_box, **limit)
 
 
 def _forced(args: argparse.Namespace) -> dict[str, Any]:
@@ -352,10 +363,11 @@ def _draw_worst(worst: list[Any], config: LidarConfig, min_score: float, out: Pa
 
 
 def _print(evaluation: Evaluation, out: Path, *, untrained: bool) -> None:
-    from driveRT_ros.train.report import class_table, headline, range_table
+    from driveRT_ros.train.report import class_table, headline, point_table, range_table
 
     console.print(class_table(evaluation))
     console.print(range_table(evaluation))
+    console.print(point_table(evaluation))
     console.print(headline(evaluation))
     if untrained:
         console.print("The weights are not trained: boxes mean nothing. Give --checkpoint.")

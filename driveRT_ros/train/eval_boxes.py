@@ -50,12 +50,18 @@ class EvalSettings:
             Ground truth without a point does not count in any case, and a detection there is wrong.
         max_range_m: Boxes at this distance from the vehicle or beyond do not count, where the
             range of their class is longer.
+        every_box: Every box counts, however far and with however few points, even none.
     """
 
     min_points: int = 1
     max_range_m: float = math.inf
+    every_box: bool = False
 
     def __post_init__(self) -> None:
+        if self.every_box and (self.min_points != 1 or math.isfinite(self.max_range_m)):
+            raise ConfigError(
+                "Where every box counts there is no least number of points and no greatest range."
+            )
         if self.min_points < 1:
             raise ConfigError(
                 f"The least number of points must be at least 1, got {self.min_points}."
@@ -65,7 +71,7 @@ class EvalSettings:
 
     def range_m(self, name: str) -> float:
         """Return the distance below which boxes of a class count."""
-        return min(CLASS_RANGE_M[name], self.max_range_m)
+        return math.inf if self.every_box else min(CLASS_RANGE_M[name], self.max_range_m)
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -114,7 +120,7 @@ def eval_frame(
     ours = ours.select(np.sort(np.argsort(-ours.scores, kind="stable")[:MAX_BOXES]))
     theirs = upright_boxes(frame, frame.ground_truth, attributes)
     points = frame.ground_truth.num_points
-    if points is not None:
+    if points is not None and not settings.every_box:
         count = points.numpy()[_usable(frame.ground_truth)]
         theirs = dataclasses.replace(theirs, ignored=count < settings.min_points)
         theirs = theirs.select(count > 0)

@@ -12,6 +12,7 @@ from pathlib import Path
 import numpy as np
 import torch
 
+from driveRT_ros.core.boxes import transform_boxes
 from driveRT_ros.core.config import InputConfig
 from driveRT_ros.core.errors import ConfigError, InvalidFrame
 from driveRT_ros.core.frame import Detections, SceneFrame
@@ -22,6 +23,7 @@ from driveRT_ros.io.bag import BagReader
 from driveRT_ros.io.decode_messages import decode_detections, decode_objects
 from driveRT_ros.io.messages import stamp_ns_of
 from driveRT_ros.io.nuscenes_eval import KeyframeFacts, NuScenesEval
+from driveRT_ros.io.rigid import inverse
 from driveRT_ros.io.scene_bag import DETECTIONS, read_scene_frames
 from driveRT_ros.io.topics import choose_topic
 from driveRT_ros.sim.config import SimConfig
@@ -29,6 +31,7 @@ from driveRT_ros.sim.drives import simulate_all
 from driveRT_ros.sim.simulate import count_points
 from driveRT_ros.train.eval_boxes import EvalFrame, EvalSettings, eval_frame, without_racks
 from driveRT_ros.train.evaluate import Evaluator, Tally
+from driveRT_ros.train.matching import FloatArray
 from driveRT_ros.train.submission import Submission
 
 _log = logging.getLogger(__name__)
@@ -36,7 +39,7 @@ _log = logging.getLogger(__name__)
 BOX_MARGIN_M = 0.06
 """Points this far outside a box count as its own where nobody has counted: range noise."""
 KITTI_SECTOR_RAD = math.radians(40.0)
-"""KITTI labels what its front camera sees: 40 degrees to each side of the LiDAR's +x."""
+"""KITTI labels what its front camera sees: 40 degrees to each side of the way ahead."""
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -48,7 +51,8 @@ class Moment:
         frame: The frame.
         wanted: Evaluate it; else it only belongs to the past of the next ones.
         facts: What nuScenes tables know of it.
-        sector_rad: Only objects within this of the LiDAR's +x are annotated; None: all around.
+        sector_rad: Only objects within this of the vehicle's +x, seen from the LiDAR, are
+            annotated; None: all around.
     """
 
     token: str
@@ -158,10 +162,31 @@ def simulated(
 
 
 def kitti_frames(root: str | Path) -> Iterator[Moment]:
-    """Yield the labelled frames of a KITTI folder, reflectance scaled to 0..255."""
+    """Yield the labelled frames of a KITTI folder as a network trained on nuScenes expects them.
+
+    Reflectance is scaled to 0..255, and the frame of the LiDAR turned so that +y is ahead and +x
+    is right.
+    """
     for index, frame in enumerate(kitti.frames(root, intensity_scale=255.0)):
         if frame.ground_truth is not None:
-            yield Moment(f"kitti-{index}", frame, sector_rad=KITTI_SECTOR_RAD)
+            yield Moment(f"kitti-{index}", _turned(frame), sector_rad=KITTI_SECTOR_RAD)
+
+
+def _turned(frame: SceneFrame) -> SceneFrame:
+    """Return a frame whose LiDAR frame (x ahead, y left) is turned to x right, y ahead."""
+    T_new_old = np.eye(4)
+    T_new_old[:2, :2] = [[0, -1], [1, 0]]
+    xyz = frame.points.xyz @ T_new_old[:3, :3].T.astype(np.float32)
+    truth = frame.ground_truth
+    return dataclasses.replace(
+        frame,
+        points=dataclasses.replace(frame.points, xyz=np.ascontiguousarray(xyz)),
+        T_ego_lidar=frame.T_ego_lidar @ inverse(T_new_old),
+        ground_truth=truth
+        and dataclasses.replace(
+            truth, boxes=transform_boxes(truth.boxes.double(), T_new_old).float()
+        ),
+    )
 
 
 def nuscenes_frames(data: NuScenesEval, split: str, keyframes_only: bool) -> Iterator[Moment]:
@@ -279,14 +304,16 @@ def compared_frame(
     truth = dataclasses.replace(truth, num_points=torch.from_numpy(counts))
     attributes = None if facts is None else facts.attributes
     if moment.sector_rad is not None:
-        truth, found = (_in_sector(b, moment.sector_rad) for b in (truth, found))
+        ahead = frame.T_ego_lidar[:3, :3]
+        truth, found = (_in_sector(b, ahead, moment.sector_rad) for b in (truth, found))
     frame = dataclasses.replace(frame, ground_truth=truth)
     boxes = eval_frame(frame, found, moment.token, settings=settings, attributes=attributes)
     return frame, boxes if facts is None else without_racks(boxes, facts.racks)
 
 
-def _in_sector(boxes: Detections, half_rad: float) -> Detections:
-    angle = np.arctan2(boxes.boxes[:, 1].numpy(), boxes.boxes[:, 0].numpy())
+def _in_sector(boxes: Detections, R_ego_lidar: FloatArray, half_rad: float) -> Detections:
+    x, y, _ = R_ego_lidar @ boxes.boxes[:, :3].numpy().T
+    angle = np.arctan2(y, x)
     keep = np.flatnonzero(np.abs(angle) < half_rad)
     points = boxes.num_points
     return dataclasses.replace(

@@ -25,9 +25,11 @@ from driveRT_ros.train.matching import (
     Curve,
     EvalBoxes,
     Matches,
+    OperatingPoint,
     curve,
     match,
-    recall_at_precision,
+    point_at_precision,
+    point_at_score,
 )
 
 HELD_OUT_SEED = FIRST_TRAINING_SEED - 100_000
@@ -36,6 +38,9 @@ HELD_OUT_SEED = FIRST_TRAINING_SEED - 100_000
 RANGE_EDGES_M = (0.0, 10.0, 20.0, 30.0, 40.0, 50.0)
 _UNDEFINED = {"traffic_cone": ("orient", "vel", "attr"), "barrier": ("vel", "attr")}
 _AP_WEIGHT = 5
+_AT = THRESHOLDS_M.index(ERROR_THRESHOLD_M)
+_ENOUGH = 0.5
+"""Precision of an operating point: at most one wrong detection a hit."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -47,16 +52,17 @@ class Scores:
         num_found: Detections of any score.
         ap: Average precision by threshold, in the order of ``THRESHOLDS_M``.
         errors: Mean errors of hits by name; NaN where the class has none by definition.
-        recall: Greatest recall within 2 m with at most one false detection a hit.
-        score: The least score of a detection at that recall; NaN where there is none.
+        best: At the least score with at most one wrong detection a hit, within 2 m. The score is
+            chosen on these very frames.
+        fixed: At the score that was asked for, within 2 m.
     """
 
     num_truth: int
     num_found: int
     ap: tuple[float, ...]
     errors: dict[str, float]
-    recall: float
-    score: float
+    best: OperatingPoint
+    fixed: OperatingPoint
 
     @property
     def mean_ap(self) -> float:
@@ -88,12 +94,16 @@ class Evaluation:
     Args:
         num_frames: Frames compared.
         classes: In the order of ``NUSCENES_CLASSES``.
+        best: Of all classes together, as that of one class; one score for all.
+        fixed: Likewise.
         knows_velocity: Whether any ground truth has a velocity.
         knows_attributes: Whether any ground truth has an attribute.
     """
 
     num_frames: int
     classes: tuple[ClassResult, ...]
+    best: OperatingPoint
+    fixed: OperatingPoint
     knows_velocity: bool
     knows_attributes: bool
 
@@ -156,7 +166,7 @@ class Evaluator:
     """Compare frames one after the other; only scores and errors are kept.
 
     Args:
-        shown_score: Least score of a detection in a tally.
+        shown_score: Least score of a detection in a tally, and at the fixed operating point.
 
     Attributes:
         num_frames: Frames so far.
@@ -195,14 +205,23 @@ class Evaluator:
         """
         if not self.num_frames:
             raise ConfigError("No frame with ground truth was compared; there is nothing to say.")
-        classes = []
+        classes, least = [], self._shown_score
         for name, parts in zip(NUSCENES_CLASSES, self._parts):
             matches = [Matches.joined(p) for p in parts]
-            overall, curves = _scores(name, matches)
+            overall, curves = _scores(name, matches, least)
             ranges = zip(RANGE_EDGES_M, RANGE_EDGES_M[1:])
-            by_range = [_scores(name, [m.between(a, b) for m in matches])[0] for a, b in ranges]
-            classes.append(ClassResult(name, overall, tuple(by_range), curves))
-        return Evaluation(self.num_frames, tuple(classes), self._velocity, self._attributes)
+            near = ([m.between(a, b) for m in matches] for a, b in ranges)
+            by_range = tuple(_scores(name, some, least)[0] for some in near)
+            classes.append(ClassResult(name, overall, by_range, curves))
+        every = Matches.joined([m for parts in self._parts for m in parts[_AT]])
+        return Evaluation(
+            self.num_frames,
+            tuple(classes),
+            point_at_precision(every, _ENOUGH),
+            point_at_score(every, least),
+            self._velocity,
+            self._attributes,
+        )
 
 
 def _at_least(boxes: EvalBoxes, score: float) -> EvalBoxes:
@@ -210,13 +229,20 @@ def _at_least(boxes: EvalBoxes, score: float) -> EvalBoxes:
     return boxes.select(sure)
 
 
-def _scores(name: str, matches: Sequence[Matches]) -> tuple[Scores, tuple[Curve, ...]]:
+def _scores(
+    name: str, matches: Sequence[Matches], score: float
+) -> tuple[Scores, tuple[Curve, ...]]:
     """Return the scores of one class from its matches at each threshold, and the curves."""
     curves = tuple(curve(m) for m in matches)
-    at = THRESHOLDS_M.index(ERROR_THRESHOLD_M)
-    errors = dict(zip(ERRORS, map(float, curves[at].mean_errors)))
+    near = matches[_AT]
+    errors = dict(zip(ERRORS, map(float, curves[_AT].mean_errors)))
     errors |= dict.fromkeys(_UNDEFINED.get(name, ()), math.nan)
-    recall, score = recall_at_precision(matches[at], 0.5)
-    truth, found = len(matches[at].truth_ranges_m), len(matches[at].scores)
-    ap = tuple(c.average_precision for c in curves)
-    return Scores(truth, found, ap, errors, recall, score), curves
+    scores = Scores(
+        num_truth=len(near.truth_ranges_m),
+        num_found=len(near.scores),
+        ap=tuple(c.average_precision for c in curves),
+        errors=errors,
+        best=point_at_precision(near, _ENOUGH),
+        fixed=point_at_score(near, score),
+    )
+    return scores, curves

@@ -9,6 +9,7 @@ hits are read at 101 levels of recall.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -257,18 +258,49 @@ def raw_curve(matches: Matches) -> tuple[FloatArray, FloatArray]:
     return right / max(len(matches.truth_ranges_m), 1), right / np.arange(1, len(hits) + 1)
 
 
-def recall_at_precision(matches: Matches, precision: float) -> tuple[float, float]:
-    """Return the greatest recall at a precision of at least this, and the score it takes.
+@dataclass(frozen=True)
+class OperatingPoint:
+    """What is found where every detection of at least some score counts.
 
-    Returns:
-        Recall and the least score; 0 and NaN where no score is enough.
+    Args:
+        score: That score; NaN where no detection is good enough.
+        hits: Ground truths that are found.
+        wrong: Detections that are none.
+        missed: Ground truths that are not found.
     """
-    recall, reached = raw_curve(matches)
-    enough = np.flatnonzero(reached >= precision)
-    if not len(enough) or not len(matches.truth_ranges_m):
-        return 0.0, float("nan")
-    scores = matches.scores[ranking(matches.scores)]
-    return float(recall[enough[-1]]), float(scores[enough[-1]])
+
+    score: float
+    hits: int
+    wrong: int
+    missed: int
+
+    @property
+    def recall(self) -> float:
+        """Share of the ground truths that are found; 0 where there is none."""
+        return self.hits / max(self.hits + self.missed, 1)
+
+    @property
+    def precision(self) -> float:
+        """Share of the detections that are right; NaN where there is none."""
+        return self.hits / (self.hits + self.wrong) if self.hits + self.wrong else math.nan
+
+
+def point_at_precision(matches: Matches, precision: float) -> OperatingPoint:
+    """Return the point of the greatest recall at a precision of at least this."""
+    truths = len(matches.truth_ranges_m)
+    enough = np.flatnonzero(raw_curve(matches)[1] >= precision)
+    if not len(enough) or not truths:
+        return OperatingPoint(math.nan, 0, 0, truths)
+    best = ranking(matches.scores)[: enough[-1] + 1]
+    hits = int(matches.hits[best].sum())
+    return OperatingPoint(float(matches.scores[best[-1]]), hits, len(best) - hits, truths - hits)
+
+
+def point_at_score(matches: Matches, score: float) -> OperatingPoint:
+    """Return the point of a score that was chosen before."""
+    hits = matches.hits[matches.scores >= score]
+    found = int(hits.sum())
+    return OperatingPoint(score, found, len(hits) - found, len(matches.truth_ranges_m) - found)
 
 
 def _assign(distance: FloatArray, order: IntArray, threshold_m: float) -> IntArray:

@@ -83,6 +83,8 @@ def _values(result: ClassResult, name: str) -> list[float]:
             return float(scores.num_truth)
         if not scores.num_truth:
             return np.nan
+        if name == "recall":
+            return scores.best.recall
         if name not in _ERROR_TITLES:
             return float(getattr(scores, name))
         return scores.errors[name] if scores.ap[2] > 0 else np.nan

@@ -12,7 +12,7 @@ from rich.table import Table
 
 from driveRT_ros.core.errors import ConfigError
 from driveRT_ros.train.evaluate import RANGE_EDGES_M, Evaluation, Scores
-from driveRT_ros.train.matching import ERRORS, THRESHOLDS_M
+from driveRT_ros.train.matching import ERRORS, THRESHOLDS_M, OperatingPoint
 
 _ERROR_HEADS = {"trans": "ATE", "scale": "ASE", "orient": "AOE", "vel": "AVE", "attr": "AAE"}
 
@@ -25,7 +25,7 @@ def class_table(evaluation: Evaluation) -> Table:
     for result in evaluation.classes:
         scores = result.overall
         counts = (f"{scores.num_truth:,}", f"{scores.num_found:,}")
-        values = (scores.mean_ap, *(scores.errors[e] for e in ERRORS), scores.recall)
+        values = (scores.mean_ap, *(scores.errors[e] for e in ERRORS), scores.best.recall)
         cells = map(number, values) if scores.num_truth else "-" * len(values)
         table.add_row(result.name, *counts, *cells)
     table.add_section()
@@ -48,6 +48,24 @@ def range_table(evaluation: Evaluation) -> Table:
             far = (s.mean_ap if s.num_truth else math.nan for s in result.by_range)
             table.add_row(result.name, *map(number, (*result.overall.ap, *far)))
     return table
+
+
+def point_table(evaluation: Evaluation) -> Table:
+    """Return what is found at two scores, one line a class with ground truth, and all together."""
+    title = f"Within 2 m, at the best score and then at {evaluation.fixed.score:g}"
+    caption = "best: the least score, chosen here, with at most one false detection a hit"
+    counts = ("hits", "wrong", "rec", "prec")
+    table = _table(title, ("best", *counts, *counts), caption)
+    shown = [(c.name, c.overall.best, c.overall.fixed) for c in evaluation.classes]
+    shown = [(name, *points) for name, *points in shown if points[0].hits + points[0].missed]
+    for name, best, fixed in (*shown, ("all", evaluation.best, evaluation.fixed)):
+        table.add_row(name, number(best.score), *_cells(best), *_cells(fixed))
+    return table
+
+
+def _cells(point: OperatingPoint) -> tuple[str, ...]:
+    counts = (f"{point.hits:,}", f"{point.wrong:,}")
+    return (*counts, number(point.recall), number(point.precision))
 
 
 def _table(title: str, heads: Iterable[str], caption: str | None = None) -> Table:
@@ -92,6 +110,8 @@ def report(evaluation: Evaluation, about: Mapping[str, Any]) -> dict[str, Any]:
         "errors": _plain_all(evaluation.errors),
         "mean_ap_of_present_classes": _plain(evaluation.mean_ap_present),
         "errors_of_present_classes": _plain_all(evaluation.errors_present),
+        "at_half_precision": _point(evaluation.best),
+        "at_fixed_score": _point(evaluation.fixed),
         "thresholds_m": list(THRESHOLDS_M),
         "range_edges_m": list(RANGE_EDGES_M),
         "classes": {
@@ -126,8 +146,19 @@ def _scores(scores: Scores) -> dict[str, Any]:
         "mean_ap": _plain(scores.mean_ap),
         "ap": [_plain(ap) for ap in scores.ap],
         "errors": _plain_all(scores.errors),
-        "recall_at_half_precision": _plain(scores.recall),
-        "score_there": _plain(scores.score),
+        "at_half_precision": _point(scores.best),
+        "at_fixed_score": _point(scores.fixed),
+    }
+
+
+def _point(point: OperatingPoint) -> dict[str, float | None]:
+    return {
+        "score": _plain(point.score),
+        "hits": point.hits,
+        "wrong": point.wrong,
+        "missed": point.missed,
+        "recall": _plain(point.recall),
+        "precision": _plain(point.precision),
     }
 
 

@@ -17,9 +17,11 @@ from driveRT_ros.train.matching import (
     RECALL_LEVELS,
     THRESHOLDS_M,
     Matches,
+    OperatingPoint,
     curve,
     match,
-    recall_at_precision,
+    point_at_precision,
+    point_at_score,
 )
 from test.support.evaluation import (
     LABEL,
@@ -115,8 +117,44 @@ def test_two_hits_and_a_miss_by_hand() -> None:
     low, high = 39 * 0.9, (np.linspace(1 / 2, 2 / 3, 51) - 0.1).sum()
     assert ours.average_precision == pytest.approx((low + high) / 90 / 0.9)
     assert ours.max_recall == 1.0
-    assert recall_at_precision(matches, 0.5) == (1.0, pytest.approx(0.7))
-    assert recall_at_precision(matches, 0.9) == (0.5, pytest.approx(0.9))
+    scores = matches.scores
+    assert point_at_precision(matches, 0.5) == OperatingPoint(scores[2], 2, wrong=1, missed=0)
+    assert point_at_precision(matches, 0.9) == OperatingPoint(scores[0], 1, wrong=0, missed=1)
+    fixed = point_at_score(matches, 0.75)
+    assert fixed == OperatingPoint(0.75, hits=1, wrong=1, missed=1)
+    assert (fixed.recall, fixed.precision) == (0.5, 0.5)
+
+
+def test_the_best_score_is_the_least_one_with_no_more_wrong_than_right_detections() -> None:
+    """A strict reading would stop at the first wrong detection, and lose what comes after it."""
+    truth = boxes_of([(0, 10), (0, 20), (0, 30)])
+    places = [(20, 0), (0, 10), (20, 10), (0, 20), (20, 20), (20, 30), (0, 30)]
+    found = boxes_of(places, scores=[0.9, 0.8, 0.7, 0.6, 0.5, 0.4, 0.3])
+    best = car_of(evaluated((found, truth))).best
+    assert (best.hits, best.wrong, best.missed) == (2, 2, 1) and best.score == pytest.approx(0.6)
+    assert evaluated((found, truth)).best == best  # cars are all there is
+
+
+def test_all_classes_together_have_one_score_and_hits_stay_within_their_class() -> None:
+    truth = joined(boxes_of([(0, 10)]), boxes_of([(0, 20)], "truck"))
+    found = joined(
+        boxes_of([(0, 10), (0, 20)], scores=[0.9, 0.6]), boxes_of([(0, 20)], "truck", scores=[0.5])
+    )
+    result = evaluated((found, truth))
+    assert (result.best.hits, result.best.wrong, result.best.missed) == (2, 1, 0)
+    assert result.best.score == pytest.approx(0.5)
+    assert (result.fixed.score, result.fixed.hits, result.fixed.wrong) == (0.3, 2, 1)
+
+
+def test_every_box_counts_where_asked_for() -> None:
+    truth = boxes_of([(0, 10), (0, 20), (0, 90)], num_points=[0, 3, 1])
+    result = evaluated((truth, truth))
+    assert (car_of(result).num_truth, car_of(result).best.wrong) == (1, 1)
+    every = evaluated((truth, truth), every_box=True)
+    assert (car_of(every).num_truth, every.best.hits, every.best.wrong) == (3, 3, 0)
+    for settings in ({"min_points": 2}, {"max_range_m": 30.0}):
+        with pytest.raises(ConfigError, match="every box counts"):
+            EvalSettings(every_box=True, **settings)
 
 
 def test_the_better_detection_takes_the_object_and_the_other_one_is_wrong() -> None:
@@ -207,7 +245,9 @@ def test_where_velocity_is_unknown_there_is_no_nds() -> None:
 def test_no_detections_give_zero_and_no_frames_are_refused() -> None:
     result = evaluated((Detections.empty(), scattered(3)))
     assert result.mean_ap == 0.0 and result.nds == 0.0
-    assert math.isnan(car_of(result).score) and car_of(result).recall == 0.0
+    best = car_of(result).best
+    assert math.isnan(best.score) and best.recall == 0.0 and math.isnan(best.precision)
+    assert (best.hits, best.missed) == (0, 3)
     with pytest.raises(ConfigError, match="No frame with ground truth"):
         Evaluator().result()
     with pytest.raises(ConfigError, match="'x' has no ground truth"):
