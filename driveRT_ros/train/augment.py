@@ -158,6 +158,25 @@ def paste(
     )
 
 
+def thin_sweeps(sample: Sample, config: AugmentConfig, rng: np.random.Generator) -> Sample:
+    """Take past sweeps from a frame: all of them in half of the frames that lose any.
+
+    Args:
+        sample: The frame.
+        config: How many frames lose sweeps.
+        rng: Chooses.
+    """
+    if not config.fewer_sweeps_share or rng.random() >= config.fewer_sweeps_share:
+        return sample
+    lags = sample.points.rest[:, 1]
+    sweeps = np.flatnonzero(np.bincount(lags, minlength=1))
+    oldest = 0 if rng.random() < 0.5 else int(sweeps[rng.integers(len(sweeps))])
+    keep = lags <= oldest
+    points = Packed(sample.points.xyz[keep], sample.points.rest[keep])
+    counts = [len(rows) for rows in points_in_boxes(unpack(points), sample.boxes)]
+    return Sample(points, sample.boxes, sample.labels, np.array(counts, np.int64))
+
+
 def _free(boxes: Floats, drawn: Sequence[Cutting]) -> list[int]:
     """Return which drawn objects overlap no box and none chosen before."""
     if not drawn:

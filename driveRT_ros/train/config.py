@@ -74,6 +74,13 @@ class AugmentConfig(Config):
         0.785, "Turn about +z by up to this.", unit="rad", ge=0.0, le=3.15
     )
     max_scale: float = param(0.05, "Scale by up to this more or less.", ge=0.0, le=0.5)
+    fewer_sweeps_share: float = param(
+        0.0,
+        "Share of the frames that lose past sweeps, half of them all: as a sensor sees at its "
+        "start, or where no pose is known.",
+        ge=0.0,
+        le=1.0,
+    )
     paste_to: tuple[int, ...] = param(
         (4, 3, 4, 3, 3, 4, 5, 5, 6, 5),
         "Objects of each class to which a frame is filled up from the database; all 0, or empty, "

@@ -20,7 +20,7 @@ import torch
 from torch.utils.data import DataLoader, Dataset, IterableDataset, get_worker_info
 
 from driveRT_ros.core.errors import ConfigError
-from driveRT_ros.train.augment import Cutting, Database, Motion, draw_motion, paste
+from driveRT_ros.train.augment import Cutting, Database, Motion, draw_motion, paste, thin_sweeps
 from driveRT_ros.train.config import TrainConfig
 from driveRT_ros.train.drives import (
     Drives,
@@ -121,7 +121,7 @@ def collate(chosen: Sequence[tuple[Sample, Motion]]) -> Batch:
 def changed(
     sample: Sample, database: Database, config: TrainConfig, keys: Sequence[int]
 ) -> tuple[Sample, Motion]:
-    """Fill a frame up, drop objects hardly seen, and draw how the frame is changed.
+    """Fill a frame up, take sweeps from it, drop objects hardly seen, and draw how it is changed.
 
     Args:
         sample: The frame.
@@ -130,7 +130,7 @@ def changed(
         keys: Of the random stream; a place in the order of training.
     """
     rng = np.random.default_rng([config.seed, _CHANGE, *keys])
-    sample = paste(sample, database, config.augment, rng)
+    sample = thin_sweeps(paste(sample, database, config.augment, rng), config.augment, rng)
     seen = sample.num_points >= config.data.min_points
     sample = Sample(sample.points, sample.boxes[seen], sample.labels[seen], sample.num_points[seen])
     return sample, draw_motion(config.augment, rng)

@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from driveRT_ros.core.nms import rotated_iou_bev
-from driveRT_ros.train.augment import Database, draw_motion, paste
+from driveRT_ros.train.augment import Database, draw_motion, paste, thin_sweeps
 from driveRT_ros.train.config import AugmentConfig
 from driveRT_ros.train.data import changed, collate
 from driveRT_ros.train.samples import Sample, pack, points_in_boxes, unpack
@@ -26,18 +26,20 @@ def test_packed_points_are_as_exact_as_promised():
     rng = np.random.default_rng(0)
     points = np.concatenate(
         (
-            rng.uniform(-60, 60, (500, 3)),
+            rng.uniform(-80, 80, (500, 3)),
             rng.integers(0, 256, (500, 1)),
             0.05 * rng.integers(0, 10, (500, 1)),
         ),
         axis=1,
     ).astype(np.float32)
     points[0, :3] = 0.0
-    points[1, 0] = 66.0
+    points[1, 0] = 82.0
     back = unpack(pack(points))
     kept = np.delete(points, 1, axis=0)
     assert len(back) == 499, "points too far for 16 bits are left out"
-    assert np.abs(back[:, :3] - kept[:, :3]).max() < 1.001e-3
+    assert (
+        np.abs(back[:, :3] - kept[:, :3]).max() < 1.26e-3
+    )  # half a step, and the last bit of 80 m
     np.testing.assert_array_equal(back[:, 3], kept[:, 3])
     np.testing.assert_allclose(back[:, 4], kept[:, 4], atol=1e-6)
     assert (back[0, :3] == 0).all()
@@ -159,3 +161,26 @@ def test_objects_hardly_seen_are_not_sought():
     out, _ = changed(sample, Database(4, augment()), small_config(), (0,))
     assert len(out.boxes) == len(sample.boxes) - 1
     assert len(out.points) == len(sample.points)
+
+
+def test_frames_that_lose_sweeps_keep_the_newest_points_and_count_them_anew():
+    sample = small_sample(3)
+    config = AugmentConfig(fewer_sweeps_share=1.0)
+    lags = sample.points.rest[:, 1]
+    lags[:] = np.arange(len(lags)) % 4 * 20
+    alone = 0
+    for seed in range(40):
+        thin = thin_sweeps(sample, config, np.random.default_rng(seed))
+        oldest = thin.points.rest[:, 1].max()
+        assert np.array_equal(thin.points.xyz, sample.points.xyz[lags <= oldest])
+        inside = contents(unpack(thin.points), sample.boxes)
+        assert thin.num_points.tolist() == [len(rows) for rows in inside]
+        alone += int(oldest == 0)
+    assert 12 <= alone <= 36
+
+
+def test_no_sweep_is_lost_and_no_random_number_drawn_where_nobody_asked_for_it():
+    rng = np.random.default_rng(0)
+    sample = small_sample(3)
+    assert thin_sweeps(sample, AugmentConfig(), rng) is sample
+    assert rng.random() == np.random.default_rng(0).random()
