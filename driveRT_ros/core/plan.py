@@ -7,6 +7,7 @@ One file may hold what the LiDAR network needs (``tactics``), what pooling of ca
 from __future__ import annotations
 
 import dataclasses
+import hashlib
 import json
 from collections.abc import Mapping
 from pathlib import Path
@@ -16,11 +17,13 @@ from driveRT_ros.core.errors import ConfigError, PlanMismatch
 from driveRT_ros.core.pool_tactics import PoolTactic
 from driveRT_ros.core.sparse_conv_mma import MmaTactic
 from driveRT_ros.core.tactics import GROUP_TAPS, TILE_ROWS, ConvTactic, Tactic
+from driveRT_ros.core.verdict import Verdict
 
 PLAN_VERSION = 2
 """Raised whenever a tactic would mean another order of additions, so that old Plans are refused.
 
-``pools`` may be absent: Plans of this version from before they were recorded stay readable.
+``pools`` and ``qualified`` may be absent: Plans of this version from before they were recorded stay
+readable.
 """
 
 ARITHMETIC = {
@@ -54,6 +57,8 @@ class Plan:
         weights_sha256: Weights it was measured with; empty where it does not depend on them.
         measured: What a tuner measured, in plain JSON values.
         pools: Tactic of pooling by key; see :mod:`driveRT_ros.core.pool_plan`.
+        qualified: What ``drivert qualify`` found, by precision. A precision other than that of the
+            Plan was judged with its default tactics, which run where the Plan cannot.
     """
 
     precision: str
@@ -62,13 +67,26 @@ class Plan:
     weights_sha256: str = ""
     measured: Mapping[str, Any] = dataclasses.field(default_factory=dict)
     pools: Mapping[str, PoolTactic] = dataclasses.field(default_factory=dict)
+    qualified: Mapping[str, Verdict] = dataclasses.field(default_factory=dict)
+
+    @property
+    def is_qualified(self) -> bool:
+        """Whether its precision is float32 or better, or passed."""
+        return self.precision == "fp32" or self.precision in self.qualified
+
+    def tactics_sha256(self) -> str:
+        """Return the hash of everything that decides how the domains compute."""
+        tactics = {name: {"kind": t.kind, **vars(t)} for name, t in sorted(self.tactics.items())}
+        text = json.dumps([PLAN_VERSION, self.precision, tactics], sort_keys=True)
+        return hashlib.sha256(text.encode()).hexdigest()
 
     def to_json(self) -> str:
         """Return the Plan as JSON text."""
         tactics = {name: {"kind": t.kind, **vars(t)} for name, t in self.tactics.items()}
         pools = {key: vars(t) for key, t in self.pools.items()}
-        values = {"version": PLAN_VERSION, **vars(self), "tactics": tactics, "pools": pools}
-        return json.dumps(values, indent=1)
+        qualified = {name: dataclasses.asdict(v) for name, v in self.qualified.items()}
+        named = {"tactics": tactics, "pools": pools, "qualified": qualified}
+        return json.dumps({"version": PLAN_VERSION, **vars(self), **named}, indent=1)
 
     @staticmethod
     def from_json(text: str) -> Plan:
@@ -88,7 +106,9 @@ class Plan:
                 )
             tactics = {name: _tactic(**t) for name, t in values.pop("tactics").items()}
             pools = {key: _checked(PoolTactic(**t)) for key, t in values.pop("pools", {}).items()}
-            plan = Plan(tactics=tactics, pools=pools, **values)
+            judged = values.pop("qualified", {}).items()
+            qualified = {name: Verdict.from_json(verdict) for name, verdict in judged}
+            plan = Plan(tactics=tactics, pools=pools, qualified=qualified, **values)
         except (ValueError, KeyError, TypeError, AttributeError) as error:
             raise ConfigError(f"This is no Plan: {error}.") from None
         check_precision(plan.precision)
@@ -126,16 +146,20 @@ class Plan:
             weights_sha256: The weights at hand; empty where unknown.
 
         Returns:
-            A Plan that runs, and a sentence on what kept the file from being used, or "".
+            A Plan that runs, ``qualified`` holding only what speaks of it, and a sentence on what
+            kept the file from being used, or "".
 
         Raises:
-            ConfigError: If there is no such precision, or no Plan at all for these channels.
+            ConfigError: If there is no such precision, no Plan at all for these channels, or the
+                file says that what would run failed its qualification.
         """
         default = default_plan(channels, capability, precision)
         if not path:
             return default, ""
+        note, verdict = "", None
         try:
             plan = Plan.load(path)
+            verdict = plan.qualified.get(precision)
             plan.check_device(gpu, weights_sha256)
             if plan.precision != precision:
                 raise PlanMismatch(
@@ -143,8 +167,13 @@ class Plan:
                 )
             plan.check_layers(channels, capability)
         except (ConfigError, PlanMismatch) as error:
-            return default, f"Plan '{path}' is not used, the default runs instead: {error}"
-        return plan, ""
+            plan = default
+            note = f"Plan '{path}' is not used, the default runs instead: {error}"
+        if verdict and verdict.applies_to(gpu, weights_sha256, plan.tactics_sha256()):
+            if not verdict.passed:
+                raise ConfigError(verdict.refusal(precision, str(path)))
+            return dataclasses.replace(plan, qualified={precision: verdict}), note
+        return dataclasses.replace(plan, qualified={}), note
 
     def check_device(self, gpu: str, weights_sha256: str = "") -> None:
         """Raise PlanMismatch where the Plan was measured on another GPU or with other weights."""

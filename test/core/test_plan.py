@@ -13,6 +13,7 @@ from driveRT_ros.core.errors import ConfigError, PlanMismatch
 from driveRT_ros.core.plan import ARITHMETIC, PRECISIONS, Plan, default_plan, domain_layers
 from driveRT_ros.core.sparse_conv_mma import MmaTactic
 from driveRT_ros.core.tactics import Tactic, shared_limit
+from driveRT_ros.core.verdict import Verdict
 from driveRT_ros.models.graph import build_graph
 
 SMALL = (16, 32, 64, 64, 64, 64)
@@ -183,3 +184,103 @@ def test_a_tactic_of_resident_weights_counts_a_tile_a_warp():
     tactic = MmaTactic(1, 16, 16, 8, 1, 2, 4, "F16", "resident")
     assert (tactic.tiles_per_block, tactic.threads(16)) == (8, 256)
     assert dataclasses.replace(tactic, flow="direct").tiles_per_block == 1
+
+
+# ---- what was qualified -------------------------------------------------------------------------
+
+GPU, WEIGHTS = "A GPU", "ab" * 32
+
+
+def judged(plan: Plan, passed: bool, **changes: object) -> Verdict:
+    """Return a verdict on what a Plan runs."""
+    reasons = () if passed else ("91.0 % of the boxes agree, 98.0 % are needed",)
+    verdict = Verdict(
+        passed=passed,
+        reasons=reasons,
+        figures={"frames": 3, "features": {"bev": {"largest": 0.5}}},
+        limits={"agreeing": 0.98},
+        gpu=GPU,
+        weights_sha256=WEIGHTS,
+        tactics_sha256=plan.tactics_sha256(),
+        date="2026-11-30",
+    )
+    return dataclasses.replace(verdict, **changes)
+
+
+def saved(path, precision: str, verdicts: dict[str, Verdict]) -> Plan:
+    plan = dataclasses.replace(default_plan(SMALL, (9, 0), precision), qualified=verdicts)
+    plan.save(path)
+    return plan
+
+
+def for_device(path, precision: str, weights: str = WEIGHTS) -> tuple[Plan, str]:
+    return Plan.for_device(path, SMALL, precision, GPU, (9, 0), weights)
+
+
+def test_verdicts_survive_json_and_a_plan_without_them_stays_readable():
+    plan = default_plan(SMALL, (9, 0), "fp16")
+    both = {"fp16": judged(plan, False), "tf32": judged(plan, True)}
+    plan = dataclasses.replace(plan, qualified=both)
+    assert Plan.from_json(plan.to_json()) == plan
+    values = json.loads(plan.to_json())
+    del values["qualified"]
+    assert Plan.from_json(json.dumps(values)).qualified == {}
+
+
+@pytest.mark.parametrize("broken", [{}, {"passed": 1}, {"figures": []}, {"gpu": None}, {"new": 1}])
+def test_a_plan_with_a_broken_verdict_is_no_plan(broken):
+    plan = default_plan(SMALL, (9, 0), "fp16")
+    values = json.loads(plan.to_json())
+    good = dataclasses.asdict(judged(plan, True))
+    values["qualified"] = {"fp16": {**good, **broken} if broken else {}}
+    with pytest.raises(ConfigError, match="no Plan"):
+        Plan.from_json(json.dumps(values))
+
+
+def test_a_precision_that_failed_is_refused_with_its_figures_and_what_to_do(tmp_path):
+    path = tmp_path / "plan.json"
+    saved(path, "fp16", {"fp16": judged(default_plan(SMALL, (9, 0), "fp16"), False)})
+    with pytest.raises(ConfigError) as caught:
+        for_device(path, "fp16")
+    sentence = str(caught.value)
+    assert "'fp16' failed" in sentence and "91.0 % of the boxes agree" in sentence
+    assert f"drivert qualify --plan {path} --precision fp16" in sentence
+
+
+def test_a_failed_precision_is_refused_too_where_the_plan_is_of_another(tmp_path):
+    """The default tactics run then, and they are what was judged."""
+    path = tmp_path / "plan.json"
+    saved(path, "fp16", {"tf32": judged(default_plan(SMALL, (9, 0), "tf32"), False)})
+    with pytest.raises(ConfigError, match="'tf32' failed"):
+        for_device(path, "tf32")
+    assert for_device(path, "fp16")[1] == ""
+
+
+@pytest.mark.parametrize("change", ["gpu", "weights_sha256", "tactics_sha256"])
+@pytest.mark.parametrize("passed", [True, False])
+def test_a_verdict_on_something_else_neither_refuses_nor_vouches(tmp_path, change, passed):
+    path = tmp_path / "plan.json"
+    other = judged(default_plan(SMALL, (9, 0), "fp16"), passed, **{change: "other"})
+    saved(path, "fp16", {"fp16": other})
+    plan, note = for_device(path, "fp16")
+    assert note == "" and plan.qualified == {} and not plan.is_qualified
+
+
+def test_a_precision_that_passed_is_known_to_be_qualified(tmp_path):
+    path = tmp_path / "plan.json"
+    verdict = judged(default_plan(SMALL, (9, 0), "fp16"), True)
+    saved(path, "fp16", {"fp16": verdict})
+    plan, note = for_device(path, "fp16")
+    assert plan.is_qualified and plan.qualified == {"fp16": verdict} and note == ""
+    assert default_plan(SMALL, (9, 0)).is_qualified  # float32 is what others are compared with
+    assert not for_device("", "fp16")[0].is_qualified
+
+
+def test_other_tactics_or_another_precision_are_another_hash():
+    plans = [default_plan(SMALL, (9, 0), precision) for precision in PRECISIONS]
+    slower = dataclasses.replace(plans[0].tactics["subm1"], stages=2)
+    plans.append(dataclasses.replace(plans[0], tactics={**plans[0].tactics, "subm1": slower}))
+    assert len({plan.tactics_sha256() for plan in plans}) == len(plans)
+    turned = dict(reversed(plans[0].tactics.items()))
+    again = dataclasses.replace(plans[0], tactics=turned, measured={"x": 1}, gpu="B")
+    assert again.tactics_sha256() == plans[0].tactics_sha256()
