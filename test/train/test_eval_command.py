@@ -152,3 +152,8 @@ def test_the_command_draws_statistics_of_simulated_scenes_beside_real_ones(
     assert (out / "statistics.png").is_file() and "points_car" in capsys.readouterr().out
     assert drivert("eval", "--kitti", "x", "--statistics") == 2
     assert "add --sim N" in capsys.readouterr().err
+
+
+def test_every_box_is_no_choice_beside_limits(tmp_path: Path, capsys) -> None:
+    assert drivert("eval", "--sim", 1, "--every-box", "--max-range", 40) == 2
+    assert "every box counts" in capsys.readouterr().err
