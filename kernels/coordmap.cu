@@ -111,6 +111,47 @@ __device__ __forceinline__ void list_row_units(Units& units, const Levels& level
     list_units(units, n_domains, [&](int d) { return (rows_of(levels.at[domains.at[d].out_level]) + kRowsPerUnit - 1) / kRowsPerUnit; });
 }
 
+// Active cells of PLANES planes of 3 x 3, from (z, y, x) on. The look-ups of its up to eight leaves are
+// in flight together, then those of its up to twelve words.
+template <int PLANES>
+__device__ __forceinline__ u32 taps_at(const Level& in, int z, int y, int x) {
+    constexpr int layers = PLANES > 1 ? 2 : 1;
+    int cell[layers][2][2], leaf[layers][2][2];
+    uint2 top[layers][2][2];
+#pragma unroll
+    for (int a = 0; a < layers; ++a)
+#pragma unroll
+        for (int b = 0; b < 2; ++b)
+#pragma unroll
+            for (int c = 0; c < 2; ++c) {
+                const int cz = (z >> 3) + a, cy = (y >> 3) + b, cx = (x >> 3) + c;
+                const bool reached = (a == 0 || (z & 7) + PLANES > 8) && (b == 0 || (y & 7) > 5) && (c == 0 || (x & 7) > 5);
+                const bool exists = cz >= 0 && cz * 8 < in.nz && cy >= 0 && cy < in.ly && cx >= 0 && cx < in.lx;
+                cell[a][b][c] = (cz * in.ly + cy) * in.lx + cx;
+                top[a][b][c] = reached && exists ? in.top[cell[a][b][c] >> 5] : make_uint2(0u, 0u);
+            }
+#pragma unroll
+    for (int a = 0; a < layers; ++a)
+#pragma unroll
+        for (int b = 0; b < 2; ++b)
+#pragma unroll
+            for (int c = 0; c < 2; ++c) leaf[a][b][c] = leaf_of(in, top[a][b][c], cell[a][b][c]);
+    u64 words[PLANES][2][2];
+#pragma unroll
+    for (int k = 0; k < PLANES; ++k)
+#pragma unroll
+        for (int b = 0; b < 2; ++b)
+#pragma unroll
+            for (int c = 0; c < 2; ++c) {
+                const int at = (z & 7) + k > 7 ? leaf[layers - 1][b][c] : leaf[0][b][c];
+                words[k][b][c] = at >= 0 ? in.leaf[at * kWordsPerLeaf + ((z + k) & 7)].x : 0;
+            }
+    u32 taps = 0;
+#pragma unroll
+    for (int k = 0; k < PLANES; ++k) taps |= nine_bits(words[k], y, x) << k * 9;
+    return taps;
+}
+
 // Mask of each row, the number of rows of each pattern, and the useful taps of the domain.
 extern "C" __global__ void __launch_bounds__(kThreads) 
 mask_rows(const __grid_constant__ Levels levels, const __grid_constant__ Domains domains, int n_domains) {
@@ -133,12 +174,7 @@ mask_rows(const __grid_constant__ Levels levels, const __grid_constant__ Domains
             if (row >= rows) break;
             const int* at = out.coords + row * 3LL;
             const int z = first_z(d, at[0]), y = at[1] * d.stride - d.padding, x = at[2] * d.stride - d.padding;
-            u32 mask = 0;
-            for (int kz = 0; kz < d.kz; ++kz) {
-                Window window;
-                window.load(in, z + kz, y, x, 3, 3);
-                mask |= window.bits() << kz * 9;
-            }
+            const u32 mask = d.kz > 1 ? taps_at<3>(in, z, y, x) : taps_at<1>(in, z, y, x);
             d.mask[row] = mask;
             taps += __popc(mask);
             for (int g = 0; g < d.groups; ++g) atomicAdd(bins + g * patterns + pattern_of(d, mask, g), 1);

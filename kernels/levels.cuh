@@ -52,6 +52,16 @@ __device__ __forceinline__ int rows_of(const Level& level) { return min(level.co
 // The low half of 128 bits shifted right by less than 64.
 __device__ __forceinline__ u32 funnel(u64 low, u64 high, int by) { return static_cast<u32>(low >> by | high << 1 << (63 - by)); }
 
+// 3 x 3 cells of one z plane, bit = row * 3 + column, out of the 2 x 2 words that hold them, [y][x]; the
+// first cell (y, x) lies in words[0][0].
+__device__ __forceinline__ u32 nine_bits(const u64 (&words)[2][2], int y, int x) {
+    const int down = (y & 7) * 8, right = x & 7;
+    const u32 near = funnel(words[0][0], words[1][0], down), far = funnel(words[0][1], words[1][1], down);
+    const u32 row0 = (near & 255u) | (far & 255u) << 8, row1 = (near >> 8 & 255u) | (far & 0xff00u);
+    const u32 row2 = (near >> 16 & 255u) | (far >> 8 & 0xff00u);
+    return (row0 >> right & 7u) | (row1 >> right & 7u) << 3 | (row2 >> right & 7u) << 6;
+}
+
 // The up to 2 x 2 words of one z plane that hold a window of at most 3 x 3 cells.
 struct Window {
     ulonglong2 word[2][2];
@@ -84,11 +94,8 @@ struct Window {
 
     // Active cells of three rows of three: bit = row * 3 + column.
     __device__ __forceinline__ u32 bits() const {
-        const int down = (y0 & 7) * 8, right = x0 & 7;
-        const u32 near = funnel(word[0][0].x, word[1][0].x, down), far = funnel(word[0][1].x, word[1][1].x, down);
-        const u32 row0 = (near & 255u) | (far & 255u) << 8, row1 = (near >> 8 & 255u) | (far & 0xff00u);
-        const u32 row2 = (near >> 16 & 255u) | (far >> 8 & 0xff00u);
-        return (row0 >> right & 7u) | (row1 >> right & 7u) << 3 | (row2 >> right & 7u) << 6;
+        const u64 words[2][2] = {{word[0][0].x, word[0][1].x}, {word[1][0].x, word[1][1].x}};
+        return nine_bits(words, y0, x0);
     }
 
     // Row of the cell (dy, dx), which must be active.
