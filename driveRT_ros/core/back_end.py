@@ -43,6 +43,11 @@ class Found:
 class BackEnd(Protocol):
     """One implementation on one device."""
 
+    @property
+    def note(self) -> str:
+        """A sentence on what makes it slower than it could be, or ""."""
+        ...
+
     def run(self, front: FrontFrame, clock: StageClock) -> Found:
         """Take the rows of one frame to boxes.
 
@@ -64,6 +69,7 @@ class ReferenceBackEnd:
 
     def __init__(self, config: LidarConfig, tensors: Mapping[str, torch.Tensor], ops: Ops) -> None:
         self._heads = Heads(config, tensors, ops.rotated_nms)
+        self.note = ""
 
     def run(self, front: FrontFrame, clock: StageClock) -> Found:
         """See :class:`BackEnd`."""

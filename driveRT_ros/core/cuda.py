@@ -11,6 +11,7 @@ import ctypes
 import functools
 import re
 from collections.abc import Mapping, Sequence
+from contextlib import AbstractContextManager
 
 import torch
 
@@ -256,6 +257,10 @@ class Branch:
         self._begin.record(torch.cuda.current_stream(self._device))
         self._stream.wait_event(self._begin)
         return self._stream.cuda_stream
+
+    def current(self) -> AbstractContextManager[None]:
+        """Return a context in which the branch is torch's current stream."""
+        return torch.cuda.stream(self._stream)  # type: ignore[no-any-return]
 
     def join(self) -> None:
         """Let torch's current stream wait for the branch."""

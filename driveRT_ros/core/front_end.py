@@ -47,21 +47,50 @@ class FrontResult:
 
 
 class FrontFrame(Protocol):
-    """A cloud on its way through the front end."""
+    """A cloud on its way through the front end; whatever is asked of it may wait for the device."""
+
+    @property
+    def voxels_per_level(self) -> tuple[int, ...]:
+        """Active rows of the six backbone levels; those of the first are the voxels."""
+        ...
+
+    @property
+    def dropped(self) -> Mapping[str, int]:
+        """Counts of what was left out, by reason."""
+        ...
+
+    @property
+    def overflow(self) -> Mapping[str, tuple[int, int]]:
+        """See :class:`FrontResult`."""
+        ...
 
     def result(self) -> FrontResult:
-        """Return what was made of it; waits for the device where that is still at work."""
+        """Return what was made of it: the tensors, which not every frame is asked for."""
         ...
 
 
 class FrontEnd(Protocol):
     """One implementation on one device."""
 
+    @property
+    def note(self) -> str:
+        """A sentence on what makes it slower than it could be, or ""."""
+        ...
+
+    def take(self, points: torch.Tensor) -> torch.Tensor:
+        """Return a cloud on the device, in the dtype of the pipeline, perhaps still on its way.
+
+        Args:
+            points: (N, 5) float32 or float64 x, y, z, intensity, time lag, on any device. The cloud
+                may share their memory, and holds until the next one.
+        """
+        ...
+
     def run(self, cloud: torch.Tensor, clock: StageClock) -> FrontFrame:
         """Take one cloud as far as the heads, perhaps without waiting for the end.
 
         Args:
-            cloud: (N, 5) x, y, z, intensity, time lag on the device, in the dtype of the pipeline.
+            cloud: What :meth:`take` returned last.
             clock: Given a lap after each of ``voxelize``, ``maps`` and ``backbone``.
         """
         ...
@@ -89,6 +118,12 @@ class ReferenceFrontEnd:
         self._voxelization = config.voxelization
         self._ops = ops
         self._backbone = Backbone(config.model, tensors, ops)
+        self._like = next(iter(tensors.values()))
+        self.note = ""
+
+    def take(self, points: torch.Tensor) -> torch.Tensor:
+        """See :class:`FrontEnd`."""
+        return points.to(self._like)
 
     def run(self, cloud: torch.Tensor, clock: StageClock) -> FrontResult:
         """See :class:`FrontEnd`."""
@@ -123,6 +158,8 @@ def make_front_end(
     tensors: Mapping[str, torch.Tensor],
     device: torch.device,
     dtype: torch.dtype,
+    *,
+    graph: bool = True,
 ) -> tuple[FrontEnd, Plan | None, str]:
     """Return the CUDA engine for float32 on a CUDA device, else the reference.
 
@@ -132,6 +169,7 @@ def make_front_end(
         tensors: The same weights on the device, in ``dtype``.
         device: Where to run.
         dtype: float32 or float64.
+        graph: Replay the engine's frames from CUDA graphs.
 
     Returns:
         The front end, the Plan of the engine (None for the reference), and a sentence on why
@@ -144,7 +182,7 @@ def make_front_end(
     if device.type == "cuda" and dtype == torch.float32:
         from driveRT_ros.core.gpu.front_end import make_engine  # nothing a CPU needs
 
-        return make_engine(config, weights, tensors, device, reference)
+        return make_engine(config, weights, tensors, device, reference, graph=graph)
     where = f"{str(dtype).removeprefix('torch.')} on device '{device}'"
     if config.precision != "fp32":
         raise ConfigError(

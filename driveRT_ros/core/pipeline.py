@@ -15,7 +15,7 @@ from driveRT_ros.core.config import LidarConfig
 from driveRT_ros.core.errors import ConfigError, InvalidFrame
 from driveRT_ros.core.fingerprint import frame_fingerprint
 from driveRT_ros.core.frame import Detections, FrameReport
-from driveRT_ros.core.front_end import FrontResult, make_front_end
+from driveRT_ros.core.front_end import FrontFrame, make_front_end
 from driveRT_ros.core.ops import Ops
 from driveRT_ros.core.sparse_types import NUM_FEATURES, SparseTensor
 from driveRT_ros.core.sparsity import SparsityMonitor
@@ -39,6 +39,7 @@ class LidarPipeline:
         weights: Weights of this model; None runs seeded untrained ones and says so in the report.
         device: ``auto`` (CUDA where there is a device), ``cpu``, ``cuda`` or ``cuda:N``.
         dtype: float32, or float64 to verify it; of every feature and of the boxes returned.
+        graph: Replay the frames of the engine from CUDA graphs; False enqueues kernel by kernel.
 
     Attributes:
         plan: What the engine runs; None for the reference.
@@ -56,6 +57,8 @@ class LidarPipeline:
         weights: VoxelNeXtWeights | None = None,
         device: str | torch.device = "auto",
         dtype: torch.dtype = torch.float32,
+        *,
+        graph: bool = True,
     ) -> None:
         weights = weights or untrained_weights(config.model, config.seed)
         if weights.config != config.model:
@@ -73,9 +76,15 @@ class LidarPipeline:
         self.ops = Ops.for_device(self.device)
         self._tensors = weights.to(self.device, dtype)
         self._front_end, self.plan, self.plan_note = make_front_end(
-            config, weights, self._tensors, self.device, dtype
+            config, weights, self._tensors, self.device, dtype, graph=graph
         )
+        self._graph = graph
         self._back_end = self._make_back_end(config)
+
+    @property
+    def graph_note(self) -> str:
+        """A sentence on why frames are not replayed from CUDA graphs, though they should, or ""."""
+        return self._front_end.note or self._back_end.note
 
     def reconfigured(self, config: LidarConfig) -> LidarPipeline:
         """Return a pipeline with another configuration of the same model.
@@ -84,7 +93,7 @@ class LidarPipeline:
         so that changing a threshold costs nothing; the two must not run at the same time.
         """
         if _engine_settings(config) != _engine_settings(self.config):
-            return LidarPipeline(config, self.weights, self.device, self.dtype)
+            return LidarPipeline(config, self.weights, self.device, self.dtype, graph=self._graph)
         other = copy.copy(self)
         other.config = config
         other._back_end = other._make_back_end(config)
@@ -123,34 +132,35 @@ class LidarPipeline:
             InvalidFrame: If ``points`` has another shape or dtype.
         """
         clock = StageClock(self.device)
-        cloud = self._checked(points)
+        cloud = self._front_end.take(_checked(points))
 
         # Voxels, coordinate maps, six sparse levels: points to rows of the bird's-eye view.
         frame = self._front_end.run(cloud, clock)
 
         # Heat at every row, boxes where it passes the threshold, overlapping ones suppressed.
         found = self._back_end.run(frame, clock)
-        front = frame.result()
         boxes, scores, labels = found.boxes, found.scores, found.labels
 
         # What happened to this frame, and what identifies its result.
         grid = None
         if with_bev:
-            grid = build_bev_grid(cloud, self.config, self._layers(front.bev, found.heat))
+            layers = self._layers(frame.result().bev, found.heat)
+            grid = build_bev_grid(cloud, self.config, layers)
         fingerprint = {}
         if with_fingerprint:
-            shape = self.config.voxelization.sparse_shape_zyx
+            shape, front = self.config.voxelization.sparse_shape_zyx, frame.result()
             fingerprint = frame_fingerprint(cloud, front, shape, grid, boxes, scores, labels)
+        stage_ms = clock.stage_ms
         report = FrameReport(
-            stage_ms=clock.stage_ms,
+            stage_ms=stage_ms,
             num_points=len(cloud),
-            num_voxels=len(front.voxel_coords_zyx),
-            voxels_per_level=front.voxels_per_level,
-            dropped={**front.dropped, **found.dropped},
-            notes=self._notes(len(cloud), front, found),
+            num_voxels=frame.voxels_per_level[0],
+            voxels_per_level=frame.voxels_per_level,
+            dropped={**frame.dropped, **found.dropped},
+            notes=self._notes(len(cloud), frame, found),
             fingerprint=fingerprint,
-            overflow=front.overflow,
-            sparsity=self._sparsity.look(front, clock.stage_ms) if with_sparsity else None,
+            overflow=frame.overflow,
+            sparsity=self._sparsity.look(frame.result(), stage_ms) if with_sparsity else None,
         )
         return Detections(boxes, scores, labels, self.config.model.class_names, report, grid)
 
@@ -158,34 +168,7 @@ class LidarPipeline:
         reference = ReferenceBackEnd(config, self._tensors, self.ops)
         return self._front_end.back_end(config, reference)
 
-    def _checked(self, points: torch.Tensor | npt.NDArray[np.floating]) -> torch.Tensor:
-        """Return the points on the device in the dtype of the pipeline."""
-        if isinstance(points, np.ndarray):
-            dtype = points.dtype.name
-        elif isinstance(points, torch.Tensor):
-            dtype = str(points.dtype).removeprefix("torch.")
-        else:
-            kind = type(points).__name__
-            raise InvalidFrame("Points must be an array.", "points", kind, "torch or numpy array")
-        if points.ndim != 2 or points.shape[1] != NUM_FEATURES:
-            raise InvalidFrame(
-                "Points must be rows of x, y, z, intensity, time lag.",
-                "points",
-                tuple(points.shape),
-                f"(N, {NUM_FEATURES})",
-            )
-        if dtype not in ("float32", "float64"):
-            raise InvalidFrame(
-                "Points of another type may have lost precision; convert them where they are made.",
-                "points",
-                dtype,
-                "float32 or float64",
-            )
-        if isinstance(points, np.ndarray):  # of any byte order, strides and protection
-            points = torch.from_numpy(np.array(points, dtype=dtype, order="C"))
-        return points.to(device=self.device, dtype=self.dtype)
-
-    def _notes(self, points: int, front: FrontResult, found: Found) -> tuple[str, ...]:
+    def _notes(self, points: int, frame: FrontFrame, found: Found) -> tuple[str, ...]:
         """Return the short keys of everything about this frame that a person should know."""
         dropped = found.dropped
         faulty = dropped["non_finite_boxes"] + dropped["implausible_boxes"]
@@ -193,9 +176,10 @@ class LidarPipeline:
         notes = {
             "untrained_weights": not self.weights.trained,
             "empty_input": points == 0,
-            "no_voxels": points > 0 and len(front.voxel_coords_zyx) == 0,
+            "no_voxels": points > 0 and frame.voxels_per_level[0] == 0,
             "plan_not_used": self.plan_note != "",
-            "engine_overflow": bool(front.overflow),
+            "graph_not_used": self.graph_note != "",
+            "engine_overflow": bool(frame.overflow),
             "top_k_reached": dropped["over_top_k_candidates"] > 0,
             "faulty_head_output": dropped["non_finite_heat"] > 0 or faulty_share > FAULTY_SHARE,
         }
@@ -211,6 +195,37 @@ class LidarPipeline:
         y, x = bev.coords_bzyx[:, 2].long().cpu(), bev.coords_bzyx[:, 3].long().cpu()
         layers[:, y, x] = scores
         return dict(zip(self.config.model.class_names, layers.numpy()))
+
+
+def _checked(points: torch.Tensor | npt.NDArray[np.floating]) -> torch.Tensor:
+    """Return the points as a tensor, of the same memory where torch can use it."""
+    if isinstance(points, np.ndarray):
+        dtype = points.dtype.name
+    elif isinstance(points, torch.Tensor):
+        dtype = str(points.dtype).removeprefix("torch.")
+    else:
+        kind = type(points).__name__
+        raise InvalidFrame("Points must be an array.", "points", kind, "torch or numpy array")
+    if points.ndim != 2 or points.shape[1] != NUM_FEATURES:
+        raise InvalidFrame(
+            "Points must be rows of x, y, z, intensity, time lag.",
+            "points",
+            tuple(points.shape),
+            f"(N, {NUM_FEATURES})",
+        )
+    if dtype not in ("float32", "float64"):
+        raise InvalidFrame(
+            "Points of another type may have lost precision; convert them where they are made.",
+            "points",
+            dtype,
+            "float32 or float64",
+        )
+    if isinstance(points, torch.Tensor):
+        return points
+    flags = points.flags
+    if not (points.dtype.isnative and flags.c_contiguous and flags.writeable and flags.aligned):
+        points = np.array(points, dtype=dtype, order="C")
+    return torch.from_numpy(points)
 
 
 def _engine_settings(config: LidarConfig) -> tuple[object, ...]:

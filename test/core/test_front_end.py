@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -137,15 +138,15 @@ def test_small_clouds_after_a_large_one_see_nothing_of_it(count, cloud):
 
 def test_a_fault_of_the_device_reaches_the_caller_and_the_next_frame_works(cloud):
     pipeline, engine = engine_pipeline(CONFIG)
-    works = engine.run
+    works = engine.run_maps
 
-    def fails(**_: object) -> None:
+    def fails() -> None:
         raise DeviceError("CUDA error 700 while launching 'mark_points'.")
 
-    engine.run = fails
+    engine.run_maps = fails
     with pytest.raises(DeviceError, match="mark_points"):
         pipeline.process(cloud)
-    engine.run = works
+    engine.run_maps = works
     assert len(pipeline.process(cloud)) > 10
 
 
@@ -202,7 +203,8 @@ def gpu(monkeypatch):
     """A CUDA device of which only the name is asked for."""
     monkeypatch.setattr(torch.cuda, "get_device_name", lambda device: "GPU")
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: (9, 0))
-    monkeypatch.setattr(gpu_front_end, "SparseBackbone", lambda *args: args)
+    engine = SimpleNamespace(maps=SimpleNamespace(device=torch.device("cuda", 0)))
+    monkeypatch.setattr(gpu_front_end, "SparseBackbone", lambda *args: engine)
 
 
 def chosen(path, precision="fp32"):

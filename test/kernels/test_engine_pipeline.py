@@ -7,8 +7,8 @@ import pytest
 import torch
 
 from driveRT_ros.core.config import LidarConfig
+from driveRT_ros.core.gpu.back_end import EngineBackEnd
 from driveRT_ros.core.gpu.front_end import make_engine
-from driveRT_ros.core.gpu.heads import EngineBackEnd
 from driveRT_ros.core.pipeline import LidarPipeline
 from test.support import engine
 

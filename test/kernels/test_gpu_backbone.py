@@ -195,7 +195,7 @@ def test_bad_input_is_refused_by_name(engines, config):
     with pytest.raises(InvalidFrame, match="float32"):
         maps.load(torch.zeros(3, 5, device="cuda", dtype=torch.float16))
     with pytest.raises(InvalidFrame, match="elsewhere"):
-        maps.load(torch.zeros(3, 5))
+        maps.load(torch.zeros(3, 5, device="meta"))
     with pytest.raises(InvalidFrame, match="point_capacity"):
         maps.load(torch.zeros(60_001, 5, device="cuda"))
     with pytest.raises(ConfigError, match="on cpu"):

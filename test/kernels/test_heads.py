@@ -2,23 +2,18 @@
 
 from __future__ import annotations
 
-import dataclasses
-
 import pytest
 import torch
 
 from driveRT_ros.core.config import LidarConfig
-from driveRT_ros.core.gpu.front_end import EngineFrame
 from driveRT_ros.core.gpu.head_tactics import head_tactic
-from driveRT_ros.core.gpu.heads import EngineBackEnd, unsupported
+from driveRT_ros.core.gpu.heads import unsupported
 from driveRT_ros.core.gpu.replay import captured
-from driveRT_ros.core.stages import StageClock
 from test.support.head_cases import (
     CAPACITY,
     HeadsCase,
     config,
     expected,
-    front_result,
     rows_of,
     shuffled,
     tensors_of,
@@ -278,38 +273,3 @@ def test_what_the_kernels_cannot_run_is_said():
 def test_the_hidden_layers_are_as_exact_as_the_layer_before(arithmetic, capability, kernel, same):
     tactic = head_tactic(128, arithmetic, capability)
     assert (tactic.kernel, tactic.arithmetic) == (kernel, same)
-
-
-class Recorder:
-    """A back end that only remembers what it was asked."""
-
-    def __init__(self):
-        self.seen = []
-
-    def run(self, front, clock):
-        self.seen.append(front)
-
-
-def test_a_frame_that_did_not_fit_the_engine_goes_on_in_the_reference(backend, heads_of):
-    settings = config()
-    tensors = tensors_of(settings)
-    case, other = heads_of(settings, tensors), Recorder()
-    back_end = EngineBackEnd(case.heads, other)
-    bev = rows_of(100)
-    case.put(bev)
-    front = front_result(dataclasses.replace(bev, features=case.features[:100]))
-    clock = StageClock(backend.device)
-    found = back_end.run(EngineFrame(lambda: front), clock)
-    assert list(clock.stage_ms) == ["head", "postprocess"]
-    assert same_bytes(found, case.find(bev)) and other.seen == []
-    tight = front_result(bev, rows=(200, 100))
-    back_end.run(EngineFrame(lambda: tight), clock)  # known only after the heads are enqueued
-    back_end.run(tight, clock)  # known before the engine ran
-    assert other.seen == [tight, tight]
-
-
-def test_a_frame_on_its_way_is_finished_once():
-    made, asked = front_result(rows_of(3)), []
-    frame = EngineFrame(lambda: asked.append(1) or made)
-    assert asked == []
-    assert frame.result() is made and frame.result() is made and asked == [1]

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable
 from types import SimpleNamespace
 
 import torch
@@ -42,13 +41,14 @@ class FakeMaps:
         self.dropped = torch.zeros(2, dtype=torch.int32)
         rows = self.levels[0].shape.row_capacity
         self.features = torch.full((rows, 5), torch.nan)
-        self.points_stored = torch.full((rows,), -1, dtype=torch.int32)
+        self.used_points = torch.zeros(1, dtype=torch.int32)
         self.device = self.points.device
         self.counts = CountsReader(self)  # type: ignore[arg-type]
 
-    def load(self, points: torch.Tensor) -> None:
+    def load(self, points: torch.Tensor) -> torch.Tensor:
         self.num_points = len(points)
         self.points[: len(points)] = points
+        return self.points[: len(points)]
 
 
 class FakeEngine:
@@ -70,17 +70,17 @@ class FakeEngine:
         self._ops = Ops.for_device("cpu")
         self._backbone = Backbone(config.model, tensors, self._ops)
 
-    def run(self, stream: None = None, lap: Callable[[str], None] = lambda stage: None) -> None:
+    def run_maps(self) -> None:
         self.runs += 1
         maps = self.maps
         grid = dataclasses.replace(self.config.voxelization, max_voxels=EVERY_VOXEL)
         voxels = self._ops.voxelize(maps.points[: maps.num_points], grid)
-        mine = self._backbone.build_maps(voxels.coords_bzyx, grid.sparse_shape_zyx)
-        lap("maps")
-        lap("voxelize")
-        bev = self._backbone.run(voxels.features, mine)
-        lap("backbone")
+        self._mine = self._backbone.build_maps(voxels.coords_bzyx, grid.sparse_shape_zyx)
+        self._voxels = voxels
 
+    def run_layers(self) -> None:
+        maps, voxels, mine = self.maps, self._voxels, self._mine
+        bev = self._backbone.run(voxels.features, mine)
         out = mine.by_key["spconv_out"]
         coords = [*mine.level_coords, out.in_coords_bzyx, out.out_coords_bzyx]
         order = torch.Generator().manual_seed(self.runs)
@@ -90,7 +90,7 @@ class FakeEngine:
             level.counts[:2] = torch.tensor([1, len(rows)])
             if number == 0:
                 maps.features[: len(picked)] = voxels.features[picked]
-                maps.points_stored[: len(picked)] = voxels.num_points[picked]
+                maps.used_points[0] = voxels.num_points[picked].sum()
         self.features = torch.full((maps.levels[7].shape.row_capacity, bev.features.shape[1]), 9.9)
         self.features[: len(picked)] = bev.features[picked]
         maps.domains["subm1"].counts[0] = -(-len(voxels) // 64)

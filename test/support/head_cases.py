@@ -18,6 +18,7 @@ from driveRT_ros.models.voxelnext import untrained_weights
 from test.support import engine
 
 CAPACITY = 400
+COUNTS = 3  # words that something else puts before the result
 GRID_YX = (23, 19)
 HEADS = ("car", "truck,bus", "walker,rider,cone")
 
@@ -83,7 +84,7 @@ class HeadsCase:
         )
         on_device = {name: tensor.to(device) for name, tensor in tensors.items()}
         self.heads = heads_module.SparseHeads(
-            settings, on_device, self.features, self.level, arithmetic
+            settings, on_device, self.features, self.level, arithmetic, before=COUNTS
         )
 
     def put(self, bev: SparseTensor, needed: int | None = None) -> None:

@@ -89,7 +89,14 @@ class SparseBackbone:
             lap: Called after the launches of ``maps``, which include voxel features and the first
                 layer, and of ``backbone``.
         """
-        maps, (first, *rest) = self.maps, self.stages.values()
+        self.run_maps(stream)
+        lap("maps")
+        self.run_layers(stream)
+        lap("backbone")
+
+    def run_maps(self, stream: int | None = None) -> None:
+        """Enqueue the first half of :meth:`run`."""
+        maps, first = self.maps, next(iter(self.stages.values()))
         if not self._whole:
             maps.arena.restore()
         self._whole = False
@@ -100,15 +107,18 @@ class SparseBackbone:
         beside = self._branch.fork()
         for launch in (*maps.voxel_launches, *first):
             launch(beside)
+        with self._branch.current():
+            maps.count_used()
         for launch in maps.map_launches[len(maps.level_launches) :]:
             launch(stream)
         self._branch.join()
         self._whole = True  # what is filled between frames is full again
-        lap("maps")
-        for launches in rest:
+
+    def run_layers(self, stream: int | None = None) -> None:
+        """Enqueue the second half of :meth:`run`; once for each first half."""
+        for launches in list(self.stages.values())[1:]:
             for launch in launches:
                 launch(stream)
-        lap("backbone")
 
     def reset_tickets(self) -> None:
         """Let the layers run once more on the maps of this frame: every launch draws its tiles."""

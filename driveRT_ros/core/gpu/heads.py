@@ -13,20 +13,19 @@ from collections.abc import Callable, Mapping
 import numpy as np
 import torch
 
-from driveRT_ros.core.back_end import BackEnd, Found
+from driveRT_ros.core.back_end import Found
 from driveRT_ros.core.bev_grid import HEAD_STRIDE
 from driveRT_ros.core.boxes import BOX_DIM
 from driveRT_ros.core.config import LidarConfig
 from driveRT_ros.core.cuda import Kernel, Launch
 from driveRT_ros.core.errors import ConfigError
-from driveRT_ros.core.front_end import FrontFrame, FrontResult
 from driveRT_ros.core.gpu.arena import Arena
 from driveRT_ros.core.gpu.domains import BEV_DILATED, level_shapes
 from driveRT_ros.core.gpu.frame_maps import LevelBuffers
 from driveRT_ros.core.gpu.head_tactics import EXACT, head_tactic
+from driveRT_ros.core.gpu.transfers import HostCopy
 from driveRT_ros.core.kernel_args import pack_structs, struct_dtype, struct_value
 from driveRT_ros.core.reference.decode import MAX_SIZE_M, MAX_SPEED_MPS
-from driveRT_ros.core.stages import StageClock
 from driveRT_ros.core.tactics import ConvTactic
 from driveRT_ros.models.graph import BRANCHES
 
@@ -37,6 +36,7 @@ MAX_VALUES = 2**26
 SUPPRESS_SHARED_BYTES = 57_344  # kernels/nms.cu
 
 _THREADS, _SORTERS = 256, 512
+_ALIGN_WORDS = 64
 _OUTPUTS = sum(channels for _, channels in BRANCHES)
 _FAULTS = ("non_finite_boxes", "implausible_boxes", "out_of_range_boxes")
 
@@ -69,6 +69,11 @@ class SparseHeads:
         features: (capacity, C) float32, rewritten by every frame.
         level: Coordinates and number of these rows.
         arithmetic: Of the layer that made them; see :func:`head_tactic`.
+        before: Words that the copy to the host shall bring along; they begin a frame at zero.
+
+    Attributes:
+        before: These words, (before,) int32 on the device.
+        copy: Brings them and the result to the host.
     """
 
     def __init__(
@@ -78,6 +83,7 @@ class SparseHeads:
         features: torch.Tensor,
         level: LevelBuffers,
         arithmetic: str = "FFMA",
+        before: int = 0,
     ) -> None:
         self._config, self._level, self.features = config, level, features
         self._tensors = tensors
@@ -91,11 +97,14 @@ class SparseHeads:
         heads, classes = len(self._classes), sum(self._classes)
         boxes = heads * config.post_process_params.max_boxes_per_head
         self._status_words = heads * struct_dtype("heads.cuh", "HeadStatus").itemsize // 4
-        sizes = [self._status_words, boxes * BOX_DIM, boxes, boxes]
-        self._arena = Arena(self._device, 4 * sum(sizes))
+        first = -(-before // _ALIGN_WORDS) * _ALIGN_WORDS
+        self._sizes = [first, self._status_words, boxes * BOX_DIM, boxes, boxes]
+        self._arena = Arena(self._device, 4 * sum(self._sizes))
         # What the host wants of a frame lies together: one copy brings it.
-        self._result = self._arena.zeroed(sum(sizes))
-        self._status, *self._found = self._result.split(sizes)
+        result = self._arena.zeroed(sum(self._sizes))
+        self.copy = HostCopy(result)
+        first_words, self._status, *self._found = result.split(self._sizes)
+        self.before = first_words[:before]
         new = self._arena.empty
         self._heat = new(self._rows, classes, dtype=torch.float32)
         self._chosen, self._label = new(2, heads, CANDIDATES).unbind()
@@ -117,10 +126,18 @@ class SparseHeads:
             stream: Handle of the CUDA stream; it must be torch's current one.
             lap: Called with ``head`` once the boxes of the chosen rows can be decoded.
         """
+        self.run_branches(stream)
+        lap("head")
+        self.suppress(stream)
+
+    def run_branches(self, stream: int | None = None) -> None:
+        """Enqueue what comes before :meth:`suppress`."""
         self._arena.clear()
         for launch in self._head_launches:
             launch(stream)
-        lap("head")
+
+    def suppress(self, stream: int | None = None) -> None:
+        """Enqueue decoding and suppression of the chosen rows."""
         self._last_launch(stream)
 
     def read(self, rows: int) -> Found:
@@ -129,23 +146,33 @@ class SparseHeads:
         Args:
             rows: Rows that it had.
         """
-        post = self._config.post_process_params
-        host = self._result.cpu()
-        status, boxes, scores, labels = host.split([len(self._status), *map(len, self._found)])
-        counts = status.numpy().view(struct_dtype("heads.cuh", "HeadStatus"))
-        shape = (len(counts), post.max_boxes_per_head)
-        kept = torch.arange(shape[1]) < torch.from_numpy(counts["kept"].copy())[:, None]
-        dropped = {
-            "non_finite_heat": int(counts["non_finite_heat"].sum()),
-            "over_top_k_candidates": int((counts["candidates"] - counts["chosen"]).sum()),
-            **{reason: int(counts[reason].sum()) for reason in _FAULTS},
-        }
+        self.copy.enqueue()
+        self.copy.wait()
+        return self.found(rows)
+
+    def found(self, rows: int) -> Found:
+        """Return the boxes that :attr:`copy` brought.
+
+        Args:
+            rows: Rows of that frame.
+        """
+        heads, limit = len(self._classes), self._config.post_process_params.max_boxes_per_head
+        _, status, boxes, scores, labels = np.split(self.copy.words, np.cumsum(self._sizes)[:-1])
+        counts = status.reshape(heads, -1)
+        names = struct_dtype("heads.cuh", "HeadStatus").names or ()
+        total = dict(zip(names, counts.sum(axis=0).tolist()))
+        kept = np.arange(limit) < counts[:, names.index("kept"), None]
+        shape = (heads, limit)
         return Found(
-            boxes=boxes.view(torch.float32).view(*shape, BOX_DIM)[kept],
-            scores=scores.view(torch.float32).view(shape)[kept],
-            labels=labels.view(shape)[kept].long(),
-            decoded=int(counts["chosen"].sum()),
-            dropped=dropped,
+            boxes=torch.from_numpy(boxes.view(np.float32).reshape(*shape, BOX_DIM)[kept]),
+            scores=torch.from_numpy(scores.view(np.float32).reshape(shape)[kept]),
+            labels=torch.from_numpy(labels.reshape(shape)[kept].astype(np.int64)),
+            decoded=total["chosen"],
+            dropped={
+                "non_finite_heat": total["non_finite_heat"],
+                "over_top_k_candidates": total["candidates"] - total["chosen"],
+                **{reason: total[reason] for reason in _FAULTS},
+            },
             heat=list(self._heat[:rows].split(self._classes, dim=1)),
         )
 
@@ -262,7 +289,7 @@ class SparseHeads:
         value = struct_value("nms.cu", "Suppression", fields)
         shared = SUPPRESS_SHARED_BYTES
         kernel = Kernel("nms", "suppress_boxes", shared_bytes=shared, device=self._device)
-        return kernel.bind(len(self._classes), CANDIDATES, value, dependent=True)
+        return kernel.bind(len(self._classes), CANDIDATES, value)
 
 
 def _tactic_of(features: torch.Tensor, arithmetic: str) -> ConvTactic:
@@ -271,31 +298,3 @@ def _tactic_of(features: torch.Tensor, arithmetic: str) -> ConvTactic:
     if tactic is None:
         raise ConfigError(f"No kernel runs heads of {width} channels; use {sorted(EXACT)}.")
     return tactic
-
-
-class EngineBackEnd:
-    """The heads behind the engine; where a frame did not fit it, the reference goes on too.
-
-    Args:
-        heads: Bound to the rows of the engine.
-        fallback: The reference on the same device.
-    """
-
-    def __init__(self, heads: SparseHeads, fallback: BackEnd) -> None:
-        self._heads = heads
-        self._fallback = fallback
-
-    def run(self, front: FrontFrame, clock: StageClock) -> Found:
-        """See :class:`~driveRT_ros.core.back_end.BackEnd`."""
-        if isinstance(front, FrontResult):  # the engine never ran on this cloud
-            return self._fallback.run(front, clock)
-        # Enqueued before anybody knows whether the frame fitted: the kernels stay inside of their
-        # buffers, and the result of one that did not is never read.
-        with torch.cuda.device_of(self._heads.features):
-            self._heads.run(lap=clock.lap)
-        made = front.result()
-        if made.overflow:
-            return self._fallback.run(made, clock)
-        found = self._heads.read(len(made.bev.features))
-        clock.lap("postprocess")
-        return found

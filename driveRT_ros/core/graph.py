@@ -1,0 +1,91 @@
+"""The stages of a frame as CUDA graphs: the host enqueues a stage with one call.
+
+One graph a stage, not one a frame: stages are timed by ordinary events between them, and another
+threshold captures the graphs of the heads alone. A graph is enqueued while the one before it is at
+work, so its launch costs the frame nothing but that of the first.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Mapping
+
+import torch
+
+from driveRT_ros.core.errors import DeviceError
+
+Stages = Mapping[str, Callable[[], object]]
+
+_capturing = threading.Lock()  # torch captures one graph at a time in a process
+
+
+class StageGraphs:
+    """Work of a frame, stage by stage, replayed from CUDA graphs where that can be.
+
+    Graphs are captured before the first run, after the stages ran twice on what is in their
+    buffers. Where the device refuses to capture, and on a CPU, the stages run as they are.
+
+    Args:
+        stages: What each enqueues on torch's current stream, in order: kernels, copies and clears
+            over fixed buffers, without waiting. All of them in order must be repeatable.
+        device: Where they run.
+        enabled: False runs them as they are.
+
+    Attributes:
+        note: A sentence on why no graph could be captured, or "".
+    """
+
+    def __init__(self, stages: Stages, device: torch.device, *, enabled: bool = True) -> None:
+        self._stages, self._device = stages, device
+        self._wanted = enabled and device.type == "cuda"
+        self._replays: Stages | None = None
+        self.note = ""
+
+    @property
+    def captured(self) -> bool:
+        """Whether the next run replays graphs."""
+        return self._replays is not None
+
+    def run(self, lap: Callable[[str], None] = lambda stage: None) -> None:
+        """Enqueue every stage on torch's current stream.
+
+        Args:
+            lap: Called after each stage with its name.
+        """
+        if self._wanted:
+            self.capture()
+        for stage, enqueue in (self._replays or self._stages).items():
+            enqueue()
+            lap(stage)
+
+    def capture(self) -> None:
+        """Capture the graphs, unless that was tried before; waits for the device."""
+        if not self._wanted:
+            return
+        with _capturing, torch.cuda.device(self._device):
+            # What the stages need once (kernels of torch, its workspaces) must not be captured.
+            stream, current = torch.cuda.Stream(), torch.cuda.current_stream()
+            stream.wait_stream(current)
+            with torch.cuda.stream(stream):
+                for _ in range(2):
+                    for enqueue in self._stages.values():
+                        enqueue()
+            current.wait_stream(stream)
+            self._wanted = False
+            try:
+                graphs = {name: _graph_of(do, stream) for name, do in self._stages.items()}
+            except (RuntimeError, DeviceError) as error:
+                self.note = (
+                    "The frame is not replayed from CUDA graphs, which costs the time of its "
+                    f"launches: the device refused to capture ({error})."
+                )
+                return
+        self._replays = {name: graph.replay for name, graph in graphs.items()}
+
+
+def _graph_of(enqueue: Callable[[], object], stream: torch.cuda.Stream) -> torch.cuda.CUDAGraph:
+    graph = torch.cuda.CUDAGraph()
+    # Other threads may go on using CUDA: only what this one does is captured and checked.
+    with torch.cuda.graph(graph, stream=stream, capture_error_mode="thread_local"):
+        enqueue()
+    return graph

@@ -1,0 +1,109 @@
+"""Stages run in order, from graphs where the device can, and as they are where it cannot."""
+
+from __future__ import annotations
+
+import threading
+
+import pytest
+import torch
+
+from driveRT_ros.core.errors import DeviceError
+from driveRT_ros.core.graph import StageGraphs
+
+
+def test_on_a_cpu_the_stages_run_as_they_are_and_laps_come_after_each():
+    log = []
+    stages = {name: lambda n=name: log.append(n) for name in ("maps", "backbone")}
+    graphs = StageGraphs(stages, torch.device("cpu"))
+    graphs.run(lambda name: log.append(f"lap {name}"))
+    graphs.capture()
+    graphs.run()
+    assert log == ["maps", "lap maps", "backbone", "lap backbone", "maps", "backbone"]
+    assert not graphs.captured and graphs.note == ""
+
+
+class Device:
+    """A counter on the GPU, and what the stages add to it."""
+
+    def __init__(self):
+        self.total = torch.zeros(4, device="cuda")
+        self.step = torch.ones(4, device="cuda")
+
+    def stages(self):
+        return {
+            "clear": self.total.zero_,
+            "add": lambda: self.total.add_(self.step),
+            "double": lambda: self.total.mul_(2),
+        }
+
+
+@pytest.mark.gpu
+def test_graphs_do_what_the_stages_do_and_read_their_buffers_anew():
+    device, laps = Device(), []
+    graphs = StageGraphs(device.stages(), torch.device("cuda", 0))
+    for step in (1.0, 3.0, 5.0):
+        device.step.fill_(step)
+        graphs.run(laps.append)
+        assert device.total.tolist() == [2 * step] * 4
+    assert graphs.captured and graphs.note == ""
+    assert laps == ["clear", "add", "double"] * 3
+
+
+@pytest.mark.gpu
+def test_replays_never_wait_for_the_host():
+    device = Device()
+    graphs = StageGraphs(device.stages(), torch.device("cuda", 0))
+    graphs.run()
+    torch.cuda.set_sync_debug_mode("error")
+    try:
+        graphs.run()
+    finally:
+        torch.cuda.set_sync_debug_mode("default")
+    assert device.total.tolist() == [2.0] * 4
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("fault", [RuntimeError("no"), DeviceError("no"), None])
+def test_work_that_cannot_be_captured_runs_as_it_is_and_says_so(fault):
+    """What is raised while capturing, or what CUDA forbids then: a wait for the device."""
+    device = Device()
+
+    def forbidden():
+        if torch.cuda.is_current_stream_capturing() and fault:
+            raise fault
+        device.total.add_(float(device.step[0]))
+
+    stages = {"clear": device.total.zero_, "add": forbidden}
+    graphs = StageGraphs(stages, torch.device("cuda", 0))
+    for step in (1.0, 4.0):
+        device.step.fill_(step)
+        graphs.run()
+        assert device.total.tolist() == [step] * 4
+    assert not graphs.captured and "refused to capture" in graphs.note
+
+
+@pytest.mark.gpu
+def test_other_threads_may_use_the_device_while_graphs_are_captured():
+    stop, faults = threading.Event(), []
+
+    def work():
+        try:
+            while not stop.is_set():
+                a = torch.randn(300, 300, device="cuda")
+                float((a @ a).sum())  # allocates and waits
+        except RuntimeError as error:
+            faults.append(error)
+
+    thread = threading.Thread(target=work)
+    thread.start()
+    try:
+        for _ in range(20):
+            device = Device()
+            graphs = StageGraphs(device.stages(), torch.device("cuda", 0))
+            graphs.run()
+            assert graphs.captured, graphs.note
+            assert device.total.tolist() == [2.0] * 4
+    finally:
+        stop.set()
+        thread.join()
+    assert faults == []
