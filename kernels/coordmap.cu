@@ -21,6 +21,7 @@ constexpr int kThreads = 256, kRankThreads = 1024;
 constexpr int kRowsPerThread = 4;
 constexpr int kRowsPerUnit = kThreads * kRowsPerThread;
 constexpr int kMaxTileRows = 128;
+constexpr int kAtOnce = 3;               // groups whose places are asked for together
 constexpr int kChunk = 1024;             // places that one block sorts
 
 struct Domain {
@@ -31,7 +32,7 @@ struct Domain {
     int tile_capacity;        // tiles that fit
     u32* mask;                // (rows) taps of each row
     int* bins;                // (groups, patterns) rows of each pattern
-    int* taken;               // (groups, patterns) places of each pattern given away
+    int* before;              // (units, groups, patterns) rows of each pattern in units counted earlier
     int* order;               // (tiles, tile_rows) output row + group * row capacity, or -1
     int* table;               // (tiles, group_taps, tile_rows) input row or -1; used taps come first
     u32* tile_mask;           // (tiles) union of taps
@@ -152,7 +153,8 @@ __device__ __forceinline__ u32 taps_at(const Level& in, int z, int y, int x) {
     return taps;
 }
 
-// Mask of each row, the number of rows of each pattern, and the useful taps of the domain.
+// Mask of each row, the number of rows of each pattern, and the useful taps of the domain. A unit adds
+// its rows of a pattern at once, and keeps how many there were.
 extern "C" __global__ void __launch_bounds__(kThreads) 
 mask_rows(const __grid_constant__ Levels levels, const __grid_constant__ Domains domains, int n_domains) {
     begin_dependent();
@@ -165,7 +167,7 @@ mask_rows(const __grid_constant__ Levels levels, const __grid_constant__ Domains
         const Domain& d = domains.at[unit.domain];
         const Level &out = levels.at[d.out_level], &in = levels.at[d.in_level];
         const int rows = rows_of(out), patterns = patterns_of(d), used_bins = d.groups * patterns;
-        for (int i = threadIdx.x; i < used_bins; i += kThreads) bins[i] = 0;
+        for (int i = threadIdx.x; i < kMaxBins; i += kThreads) bins[i] = 0;
         if (threadIdx.x == 0) useful = 0;
         __syncthreads();
         int taps = 0;
@@ -177,24 +179,37 @@ mask_rows(const __grid_constant__ Levels levels, const __grid_constant__ Domains
             const u32 mask = d.kz > 1 ? taps_at<3>(in, z, y, x) : taps_at<1>(in, z, y, x);
             d.mask[row] = mask;
             taps += __popc(mask);
-            for (int g = 0; g < d.groups; ++g) atomicAdd(bins + g * patterns + pattern_of(d, mask, g), 1);
+            for (int g = 0; g < d.groups; ++g) {
+                const int pattern = pattern_of(d, mask, g);
+                if (is_placed(d, pattern)) atomicAdd(bins + g * patterns + pattern, 1);
+            }
         }
         for (int s = 16; s; s /= 2) taps += __shfl_xor_sync(0xffffffffu, taps, s);
         if ((threadIdx.x & 31) == 0) atomicAdd(&useful, taps);
         __syncthreads();
-        for (int i = threadIdx.x; i < used_bins; i += kThreads)
-            if (bins[i]) atomicAdd(d.bins + i, bins[i]);
+        int* before = d.before + unit.index * static_cast<long long>(used_bins);
+        int earlier[kMaxBins / kThreads];
+#pragma unroll
+        for (int i = 0; i < kMaxBins / kThreads; ++i) {
+            const int b = threadIdx.x + i * kThreads;
+            earlier[i] = bins[b] ? atomicAdd(d.bins + b, bins[b]) : 0;
+        }
+#pragma unroll
+        for (int i = 0; i < kMaxBins / kThreads; ++i) {
+            const int b = threadIdx.x + i * kThreads;
+            if (bins[b]) before[b] = earlier[i];
+        }
         if (threadIdx.x == 0) atomicAdd(d.counts + 2, useful);
         __syncthreads();
     }
 }
 
 // Puts each row into its place in every group that uses it; every group starts on a whole tile.
-// A block counts its rows by pattern, takes a range of each pattern at once, then places them.
-extern "C" __global__ void __launch_bounds__(kThreads, 4) 
+extern "C" __global__ void __launch_bounds__(kThreads, 4)
 order_rows(const __grid_constant__ Levels levels, const __grid_constant__ Domains domains, int n_domains) {
     begin_dependent();
-    __shared__ int counts[kMaxBins], places[kMaxBins + 1], shift[kMaxGroups], end[kMaxGroups], next[kMaxGroups];
+    __shared__ int places[kMaxBins + 1];  // of the next row of each pattern
+    __shared__ int shift[kMaxGroups], end[kMaxGroups], next[kMaxGroups];
     __shared__ Units units;
     list_row_units(units, levels, domains, n_domains);
     for (int turn = blockIdx.x;; turn += gridDim.x) {
@@ -202,24 +217,19 @@ order_rows(const __grid_constant__ Levels levels, const __grid_constant__ Domain
         if (unit.domain < 0) return;
         const Domain& d = domains.at[unit.domain];
         const Level& out = levels.at[d.out_level];
-        const int rows = rows_of(out), row_capacity = out.row_capacity;
-        const int begin = unit.index * kRowsPerUnit + threadIdx.x;
-        const int patterns = patterns_of(d), used_bins = d.groups * patterns;
+        const int rows = rows_of(out), row_capacity = out.row_capacity, groups = d.groups;
+        const int patterns = patterns_of(d), used_bins = groups * patterns;
+        const int* before = d.before + unit.index * static_cast<long long>(used_bins);
         constexpr int per_thread = kMaxBins / kThreads;
-        u32 mask[kRowsPerThread];
-        int sizes[per_thread], mine = 0;
-#pragma unroll
-        for (int i = 0; i < kRowsPerThread; ++i) {
-            const int row = begin + i * kThreads;
-            mask[i] = row < rows ? d.mask[row] : 0u;
-        }
+        int sizes[per_thread], earlier[per_thread], mine = 0;
 #pragma unroll
         for (int i = 0; i < per_thread; ++i) {
             const int b = threadIdx.x * per_thread + i;
-            sizes[i] = b < used_bins && is_placed(d, b & (patterns - 1)) ? d.bins[b] : 0;
-            mine += sizes[i];
-            counts[b] = 0;
+            sizes[i] = b < used_bins ? d.bins[b] : 0;
+            earlier[i] = b < used_bins ? before[b] : 0;  // anything where the unit has no such row
         }
+#pragma unroll
+        for (int i = 0; i < per_thread; ++i) mine += sizes[i];
         int total, at = block_exclusive_sum<kThreads>(mine, &total);
 #pragma unroll
         for (int i = 0; i < per_thread; at += sizes[i++]) places[threadIdx.x * per_thread + i] = at;
@@ -227,48 +237,40 @@ order_rows(const __grid_constant__ Levels levels, const __grid_constant__ Domain
         __syncthreads();
         if (threadIdx.x == 0) {
             int pad = 0;  // places skipped so that every group starts on a whole tile
-            for (int g = 0; g < d.groups; ++g) {
+            for (int g = 0; g < groups; ++g) {
                 shift[g] = pad;
                 end[g] = places[(g + 1) * patterns] + pad;
                 next[g] = (end[g] + d.tile_rows - 1) & -d.tile_rows;
                 pad += next[g] - end[g];
             }
-            if (unit.index == 0) d.counts[0] = next[d.groups - 1] / d.tile_rows;
+            if (unit.index == 0) d.counts[0] = next[groups - 1] / d.tile_rows;
         }
-        u32 slots[kRowsPerThread][kMaxGroups / 2 + 1];  // two 16-bit places of the unit in a word
-#pragma unroll
-        for (int i = 0; i < kRowsPerThread; ++i)
-#pragma unroll
-            for (int g = 0; g < kMaxGroups; ++g) {
-                if (g % 2 == 0) slots[i][g / 2] = 0;
-                if (g >= d.groups || begin + i * kThreads >= rows) continue;
-                const int pattern = pattern_of(d, mask[i], g);
-                if (is_placed(d, pattern)) slots[i][g / 2] |= (atomicAdd(counts + g * patterns + pattern, 1) + 1u) << g % 2 * 16;
-            }
         __syncthreads();
 #pragma unroll
         for (int i = 0; i < per_thread; ++i) {
-            const int b = threadIdx.x + i * kThreads;
-            sizes[i] = b < used_bins && counts[b] ? atomicAdd(d.taken + b, counts[b]) : 0;
-        }
-#pragma unroll
-        for (int i = 0; i < per_thread; ++i) {
-            const int b = threadIdx.x + i * kThreads;
-            if (b < used_bins) places[b] += shift[b / patterns] + sizes[i];
+            const int b = threadIdx.x * per_thread + i;
+            if (b < used_bins) places[b] += shift[b / patterns] + earlier[i];
         }
         __syncthreads();
         const int fits = d.tile_capacity * d.tile_rows;
+        for (int i = 0; i < kRowsPerThread; ++i) {
+            const int row = unit.index * kRowsPerUnit + i * kThreads + threadIdx.x;
+            if (row >= rows) break;
+            const u32 mask = d.mask[row];
+            for (int g0 = 0; g0 < groups; g0 += kAtOnce) {
+                int place[kAtOnce];
 #pragma unroll
-        for (int i = 0; i < kRowsPerThread; ++i)
+                for (int j = 0; j < kAtOnce; ++j) {
+                    const int g = g0 + j, pattern = g < groups ? pattern_of(d, mask, g) : 0;
+                    place[j] = g < groups && is_placed(d, pattern) ? atomicAdd(places + g * patterns + pattern, 1) : fits;
+                }
 #pragma unroll
-            for (int g = 0; g < kMaxGroups; ++g) {
-                const int slot = static_cast<int>(slots[i][g / 2] >> g % 2 * 16 & 0xffffu) - 1;
-                if (slot < 0) continue;
-                const int place = places[g * patterns + pattern_of(d, mask[i], g)] + slot;
-                if (place < fits) d.order[place] = begin + i * kThreads + g * row_capacity;
+                for (int j = 0; j < kAtOnce; ++j)
+                    if (place[j] < fits) d.order[place[j]] = row + (g0 + j) * row_capacity;
             }
+        }
         if (unit.index == 0)
-            for (int g = 0; g < d.groups; ++g)
+            for (int g = 0; g < groups; ++g)
                 for (int i = end[g] + threadIdx.x; i < min(next[g], fits); i += kThreads) d.order[i] = -1;
         __syncthreads();
     }

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import torch
 
 from driveRT_ros.core.cuda import Kernel
-from driveRT_ros.core.gpu.domains import MAX_DOMAINS, LevelShape
+from driveRT_ros.core.gpu.domains import MAX_DOMAINS, UNIT_ROWS, LevelShape
 from driveRT_ros.core.kernel_args import pack_structs, struct_value, struct_values
 from test.support.cuda_cpu import CpuModule
 from test.support.cuda_cpu.module import sanitized
@@ -273,7 +273,7 @@ class Map:
             **{"group_taps": taps, "tile_rows": spec.tile_rows, "tile_capacity": tiles},
             "mask": new(self.row_capacity),
             "bins": new(groups << min(taps, 9), zero=True),
-            "taken": new(groups << min(taps, 9), zero=True),
+            "before": new(ceil_div(self.row_capacity, UNIT_ROWS), groups << min(taps, 9)),
             "order": new(tiles, spec.tile_rows),
             "table": new(tiles, taps, spec.tile_rows),
             "tile_mask": new(tiles),

@@ -26,6 +26,8 @@ KEY_TAPS = 9
 """Taps of a group that its rows are counted by; kernels/coordmap.cu."""
 MAX_DOMAINS = 28
 """Coordinate maps that a launch can have; kernels/coordmap.cu."""
+UNIT_ROWS = 1024
+"""Rows that a block counts at once, at least; kernels/coordmap.cu."""
 MAX_TAPS = 27
 """Taps of the largest kernel, one bit each; kernels/coordmap.cu."""
 
@@ -125,6 +127,11 @@ class DomainShape:
     def bins(self) -> int:
         """Patterns of taps that the rows of all groups are counted by; kernels/coordmap.cu."""
         return self.groups << min(self.group_taps, KEY_TAPS)
+
+    @property
+    def units(self) -> int:
+        """Units of work that the rows can make; kernels/coordmap.cu."""
+        return -(-self.row_capacity // UNIT_ROWS)
 
     @property
     def tile_capacity(self) -> int:

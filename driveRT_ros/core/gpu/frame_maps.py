@@ -69,7 +69,7 @@ class DomainBuffers:
     shape: DomainShape
     mask: torch.Tensor
     bins: torch.Tensor
-    taken: torch.Tensor
+    before: torch.Tensor
     order: torch.Tensor
     table: torch.Tensor
     tile_mask: torch.Tensor
@@ -85,7 +85,7 @@ class DomainBuffers:
             "stride": s.stride, "padding": s.padding, "groups": s.groups,
             "group_taps": s.group_taps, "tile_rows": s.tile_rows,
             "tile_capacity": s.tile_capacity, "mask": self.mask, "bins": self.bins,
-            "taken": self.taken, "order": self.order, "table": self.table,
+            "before": self.before, "order": self.order, "table": self.table,
             "tile_mask": self.tile_mask, "tile_rank": self.tile_rank, "counts": self.counts,
         }  # fmt: skip
 
@@ -207,7 +207,7 @@ class FrameMaps:
             shape,
             mask=new(shape.row_capacity),
             bins=zeroed(bins),
-            taken=zeroed(bins),
+            before=new(shape.units, bins),
             order=new(tiles, shape.tile_rows),
             table=new(tiles, shape.group_taps, shape.tile_rows),
             tile_mask=new(tiles),
@@ -282,5 +282,5 @@ class FrameMaps:
 def _zeroed_bytes(levels: tuple[LevelShape, ...], domains: tuple[DomainShape, ...]) -> int:
     """Return room for everything that starts at zero, generously: it is a few megabytes."""
     by_level = sum(8 * (s.top_words + s.chunks) + 1024 for s in levels)
-    by_domain = sum(8 * s.bins + 2048 for s in domains)
+    by_domain = sum(4 * s.bins + 2048 for s in domains)
     return by_level + by_domain + (64 << 10)
