@@ -101,14 +101,10 @@ class CameraPipeline:
         return other
 
     def warm_up(self) -> None:
-        """Run the network once on black images, so that the first frame is not slower."""
-        cameras = len(self.config.cameras)
-        rig = Rig.build([None] * cameras, self.config.model, self.device)
-        self._pool.use(rig.scatter_map)
-        with torch.no_grad(), self._arithmetic():
-            depth, context = self.network.lift(self._normalized(self._batch.zero_()))
-            self._pool.load(depth, context, np.ones(cameras, np.bool_))
-            self.network.read(self._pool())
+        """Look once at black images, so that the first frame is not slower than the next."""
+        other = copy.copy(self)  # so that the cameras made up here stay unknown
+        other._known, other._rig = {}, None
+        other.process(_black_frames(self.config), with_fingerprint=True)
 
     @torch.no_grad()
     def process(
@@ -307,6 +303,30 @@ class CameraPipeline:
             "faulty_head_output": any(dropped.get(fault, 0) for fault in _FAULTS),
         }
         return (*(key for key, present in notes.items() if present), *cameras)
+
+
+def _black_frames(config: CameraConfig) -> list[CameraFrame]:
+    """Return one black image of every camera, all of them at the ego origin and looking ahead."""
+    height, width = config.model.image.size_hw
+    T_ego_camera = np.zeros((4, 4))
+    T_ego_camera[[0, 1, 2, 3], [2, 0, 1, 3]] = [1.0, -1.0, -1.0, 1.0]  # from right, down, forward
+    K = np.array([[width / 2, 0.0, width / 2], [0.0, width / 2, height / 2], [0.0, 0.0, 1.0]])
+    return [
+        CameraFrame(
+            name=name,
+            stamp_ns=0,
+            frame_id="",
+            image=np.zeros((height, width, 3), np.uint8),
+            encoded=None,
+            format="",
+            K=K,
+            D=np.zeros(0),
+            distortion_model="plumb_bob",
+            size_wh=(width, height),
+            T_ego_camera=T_ego_camera,
+        )
+        for name in config.cameras
+    ]
 
 
 def _fingerprint(batch: torch.Tensor, bev: BevGrid, found: Proposals) -> dict[str, int]:

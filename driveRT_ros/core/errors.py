@@ -49,4 +49,13 @@ class CheckpointError(DriveRTError):
 
 
 class DeviceError(DriveRTError):
-    """The GPU, its driver or its compiler is missing, or refuses a kernel."""
+    """The GPU, its driver or its compiler is missing, or refuses a kernel.
+
+    Args:
+        sentence: What happened and what to do.
+        cuda_code: Number of the CUDA error; None where CUDA reported none.
+    """
+
+    def __init__(self, sentence: str, cuda_code: int | None = None) -> None:
+        super().__init__(sentence)
+        self.cuda_code = cuda_code

@@ -41,6 +41,7 @@ class _State:
     notes: tuple[str, ...] = ()
     last_report: FrameReport = field(default_factory=FrameReport)
     time_jumps: int = 0
+    device: str = ""
 
 
 class Health:
@@ -90,6 +91,11 @@ class Health:
             new = tuple(note for note in state.notes if note not in self._seen_notes)
             self._seen_notes.update(new)
             return new
+
+    def runs_on(self, device: str) -> None:
+        """Note where frames are processed."""
+        with self.lock:
+            self.state.device = device
 
     def dropped(self, reason: str, count: int = 1) -> None:
         """Count frames that got no result."""

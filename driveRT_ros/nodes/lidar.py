@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
+import torch
 from sensor_msgs.msg import PointCloud2
 
 from driveRT_ros.core.config import LidarConfig
+from driveRT_ros.core.kernel_builds import KernelBuild, builds_for
 from driveRT_ros.core.pipeline import LidarPipeline
 from driveRT_ros.nodes.diagnostics import statuses
 from driveRT_ros.nodes.handler import OUTPUTS, LidarHandler
@@ -27,6 +30,12 @@ class LidarNode(PerceptionNode):
         from driveRT_ros.models.checkpoint import load_weights  # needs safetensors
 
         return load_weights(config.checkpoint_path, config, layout=config.checkpoint_layout)
+
+    def kernels(
+        self, config: LidarConfig, weights: Any, device: torch.device
+    ) -> Sequence[KernelBuild]:
+        """Return all that the engine compiles."""
+        return builds_for(config, weights.sha256 if weights else "", device)
 
     def make_pipeline(self, config: LidarConfig, weights: Any) -> LidarPipeline:
         """Return the detector."""

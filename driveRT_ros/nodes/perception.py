@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import functools
 import time
 from abc import abstractmethod
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -11,11 +13,15 @@ from diagnostic_msgs.msg import DiagnosticArray
 from std_msgs.msg import Header
 from tf2_msgs.msg import TFMessage
 
+from driveRT_ros.core.kernel_builds import KernelBuild
+from driveRT_ros.core.stages import device_named
 from driveRT_ros.nodes import qos
 from driveRT_ros.nodes.base import ManagedNode
+from driveRT_ros.nodes.device_guard import DeviceGuard
 from driveRT_ros.nodes.health import Health
 from driveRT_ros.nodes.result import STAGES
 from driveRT_ros.nodes.status import UNTRAINED
+from driveRT_ros.nodes.warm_up import compile_kernels, warm_up
 
 FRAME_GRACE_S = 30.0
 """How long deactivation waits for the frame in work."""
@@ -51,6 +57,7 @@ class PerceptionNode(ManagedNode):
     def __init__(self, **kwargs: Any) -> None:
         self._session: Any = None
         self._handler: Any = None
+        self._guard: Any = None
         self._weights: Any = None
         self._plan_note = ""
         self._diagnostics: Any = None
@@ -66,6 +73,10 @@ class PerceptionNode(ManagedNode):
     @abstractmethod
     def make_pipeline(self, config: Any, weights: Any) -> Any:
         """Return the pipeline; without weights (None) it runs untrained ones."""
+
+    def kernels(self, config: Any, weights: Any, device: torch.device) -> Sequence[KernelBuild]:
+        """Return what the pipeline will compile, where that is known and takes long."""
+        return ()
 
     @abstractmethod
     def make_handler(self, config: Any, pipeline: Any) -> Any:
@@ -89,17 +100,20 @@ class PerceptionNode(ManagedNode):
         if config.checkpoint_path:
             log.info(f"Loading weights from '{config.checkpoint_path}'.")
             weights = self.load_weights(config)
-        log.info(f"Building the pipeline on device '{config.device}'.")
+        device = device_named(config.device)
+        compile_kernels(self.kernels(config, weights, device), device, log)
+        log.info(f"Building the pipeline on device '{device}'.")
         pipeline = self.make_pipeline(config, weights)
         self._weights, self._plan_note = pipeline.weights, getattr(pipeline, "plan_note", "")
         if not self._weights.trained:
             log.warning(UNTRAINED)
         if self._plan_note:
             log.warning(self._plan_note)
-        log.info("Warming up on a synthetic frame.")
-        pipeline.warm_up()
+        warm_up(pipeline, log)
         self._health = Health(config.diagnostics, log)
-        self._handler = self.make_handler(config, pipeline)
+        make = functools.partial(self.make_pipeline, weights=weights)
+        self._guard = DeviceGuard(pipeline, make, self._health, log)
+        self._handler = self.make_handler(config, self._guard)
         self._diagnostics = self.create_publisher(DiagnosticArray, "/diagnostics", qos.DIAGNOSTICS)
         self._start_timer()
         log.info(
@@ -122,7 +136,7 @@ class PerceptionNode(ManagedNode):
         if self._timer is not None:
             self.destroy_timer(self._timer)
             self.destroy_publisher(self._diagnostics)
-        self._handler = self._weights = self._diagnostics = self._timer = None
+        self._handler = self._guard = self._weights = self._diagnostics = self._timer = None
 
     def do_reconfigure(self, config: Any) -> None:
         """Take over thresholds, limits and grid; without a pipeline there is nothing to tell."""
@@ -182,3 +196,5 @@ class PerceptionNode(ManagedNode):
         msg.header.stamp = self.get_clock().now().to_msg()
         msg.status = self.make_statuses(time.monotonic())
         self._diagnostics.publish(msg)
+        if self._guard.ending:
+            self.fail(self._guard.ending)

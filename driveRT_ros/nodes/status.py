@@ -134,6 +134,7 @@ def model_status(
         "weights_source": weights.source,
         "weights_sha256": weights.sha256,
         "precision": precision,
+        "device": health.state.device,
         "notes": ", ".join(health.state.notes),
     }
     for name, reached in sorted(health.state.high_water.items()):

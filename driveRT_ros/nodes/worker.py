@@ -8,9 +8,8 @@ import traceback
 from collections.abc import Callable, Collection, Mapping
 from typing import Any, Protocol
 
-import torch
-
-from driveRT_ros.core.errors import DeviceError, InvalidFrame
+from driveRT_ros.core.device_faults import device_fault, first_line
+from driveRT_ros.core.errors import InvalidFrame
 from driveRT_ros.nodes.health import ERROR, WARN, Health
 from driveRT_ros.nodes.mailbox import Batch, Mailbox, Work
 from driveRT_ros.nodes.publish import Outputs
@@ -114,18 +113,19 @@ class Worker:
             key = f"invalid {error.code}"
             self._health.fault(key, WARN, f"{self._lead}: {error}", now_s)
         except Exception as error:  # whatever it is, the next frame may work
-            code = _error_code(error)
+            fault = device_fault(error)
+            code = fault.reason if fault else "inference_error"
+            what = first_line(error) + "." if fault else f"{type(error).__name__}: {error}"
             self._drop(work, code)
-            sentence = f"{self._lead}, {type(error).__name__}: {error}"
-            self._health.fault(code, ERROR, sentence, now_s)
+            self._health.fault(code, ERROR, f"{self._lead}{_stamp(work)}, {what}", now_s)
             self._logger.debug(traceback.format_exc())
         else:
             return True
         return False
 
 
-def _error_code(error: Exception) -> str:
-    """Return the key by which drops for this reason are counted."""
-    if isinstance(error, torch.cuda.OutOfMemoryError):
-        return "out_of_device_memory"
-    return "device_error" if isinstance(error, DeviceError) else "inference_error"
+def _stamp(work: Work | None) -> str:
+    if work is None:
+        return ""
+    stamp = work.item.header.stamp
+    return f" (stamp {stamp.sec}.{stamp.nanosec:09d})"

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import threading
-from collections.abc import Callable
 from types import SimpleNamespace
 from typing import Any
 
@@ -20,59 +19,10 @@ from driveRT_ros.io.encode import encode_pointcloud
 from driveRT_ros.nodes.diagnostics import statuses
 from driveRT_ros.nodes.handler import FINGERPRINT, LidarHandler, PosedCloud
 from driveRT_ros.nodes.health import ERROR, HOLD_S, WARN, Health
-from driveRT_ros.nodes.mailbox import Mailbox
 from driveRT_ros.nodes.raw import message_class
-from driveRT_ros.nodes.worker import Worker
 from test.support.lidar_messages import SECOND as S
 from test.support.lidar_messages import SMALL_STILL, make_batch, make_cloud, make_garbage
-
-CONFIG = LidarConfig.from_dict(SMALL_STILL)
-
-
-class FakeOutputs:
-    def __init__(self) -> None:
-        self.results: list[Any] = []
-        self.dropped_s: list[int] = []
-
-    def wanted(self) -> frozenset[str]:
-        return frozenset({"detections"})
-
-    def publish(self, result: Any) -> None:
-        self.results.append(result)
-
-    def publish_dropped(self, header: Any) -> None:
-        self.dropped_s.append(header.stamp.sec)
-
-    def publish_debug(self, result: Any, health: Health) -> None:
-        pass
-
-
-class Log(list):  # what a ROS logger is told
-    def __getattr__(self, level: str) -> Callable[[str], None]:
-        return lambda text: self.append((level, text))
-
-
-class Bench:
-    """A worker with the real handler; the pipeline may be replaced."""
-
-    def __init__(self, pipeline: Any = None) -> None:
-        self.pipeline = pipeline or LidarPipeline(CONFIG, device="cpu")
-        self.mailbox = Mailbox(keep_all=True, history=0)
-        self.outputs, self.log = FakeOutputs(), Log()
-        self.health = Health(CONFIG.diagnostics, self.log)
-        handler = LidarHandler(CONFIG, self.pipeline)
-        self.worker = Worker(self.mailbox, handler, self.outputs, self.health, self.log)
-
-    def run(self, *clouds: Any) -> None:
-        for cloud in clouds:
-            self.mailbox.put(PosedCloud(cloud), 0.0)
-        assert self.mailbox.wait_idle(20.0)
-
-    def __enter__(self) -> Bench:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        assert self.worker.stop(20.0)
+from test.support.worker_bench import CONFIG, Bench, Log
 
 
 class FailingPipeline:
@@ -95,7 +45,7 @@ class FailingPipeline:
         (RuntimeError("illegal address"), "inference_error"),
         (MemoryError("no more"), "inference_error"),
         (DeviceError("CUDA error 700 (an illegal memory access)"), "device_error"),
-        (torch.cuda.OutOfMemoryError("Tried to allocate 2 GiB"), "out_of_device_memory"),
+        (torch.cuda.OutOfMemoryError("Tried to allocate 2 GiB"), "out_of_memory"),
     ],
 )
 def test_exception_in_inference_drops_that_frame_with_an_error_that_names_it(
@@ -108,7 +58,7 @@ def test_exception_in_inference_drops_that_frame_with_an_error_that_names_it(
         assert bench.outputs.dropped_s == [2]
         [fault] = bench.health.faults(0.0)
         assert (fault.level, type(error).__name__ in fault.sentence) == (ERROR, True)
-        assert str(error) in fault.sentence
+        assert str(error) in fault.sentence and "(stamp 2.000000000)" in fault.sentence
         assert [level for level, _ in bench.log].count("error") == 1
         weights = bench.pipeline.weights
         status = statuses("n", CONFIG, bench.health, weights, fault.at_s)[1]

@@ -61,8 +61,9 @@ def started(
     params: Mapping[str, object] | None = None,
     extra_args: tuple[str, ...] = (),
     transports: str = "LARGE_DATA",
+    package: str = "driveRT_ros.nodes",
 ) -> Iterator[NodeUnderTest]:
-    """Start ``driveRT_ros.nodes.<module>``; kill it, and it alone, where it is still running.
+    """Start ``<package>.<module>``; kill it, and it alone, where it is still running.
 
     Args:
         module: Module name of the node.
@@ -71,6 +72,7 @@ def started(
         params: ROS parameters by name.
         extra_args: Appended after ``--ros-args`` and the parameters.
         transports: Value of FASTDDS_BUILTIN_TRANSPORTS.
+        package: Where the module is.
     """
     env = {
         **node_environment(domain_id),
@@ -80,6 +82,7 @@ def started(
     }
     log_path = folder / f"{module}-{time.monotonic_ns()}.log"
     argv = [*node_command(module, params=params), *extra_args]
+    argv[argv.index("-m") + 1] = f"{package}.{module}"
     with log_path.open("wb") as log:
         popen = subprocess.Popen(argv, env=env, stdout=log, stderr=subprocess.STDOUT)
     try:

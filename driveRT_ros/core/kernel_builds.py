@@ -1,0 +1,124 @@
+"""Which kernels the LiDAR engine compiles, and compiling them side by side before it asks."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor, as_completed
+from dataclasses import dataclass
+
+import torch
+
+from driveRT_ros.core.config import LidarConfig
+from driveRT_ros.core.gpu.head_tactics import head_tactic
+from driveRT_ros.core.nvrtc import compile_cubin
+from driveRT_ros.core.plan import Plan, domain_layers
+from driveRT_ros.core.sparse_types import NUM_FEATURES
+
+Progress = Callable[[int], object]
+"""Told how many are done."""
+
+
+@dataclass(frozen=True, order=True)
+class KernelBuild:
+    """One source with its compile-time constants.
+
+    Args:
+        stem: Source file in ``kernels/``, without its suffix.
+        defines: Name and value of every constant, by name.
+    """
+
+    stem: str
+    defines: tuple[tuple[str, str], ...] = ()
+
+    @staticmethod
+    def of(stem: str, defines: Mapping[str, object]) -> KernelBuild:
+        """Return the build whatever the order of the constants."""
+        return KernelBuild(stem, tuple(sorted((k, str(v)) for k, v in defines.items())))
+
+
+def engine_builds(
+    config: LidarConfig, plan: Plan, capability: tuple[int, int]
+) -> tuple[KernelBuild, ...]:
+    """Return everything that the engine compiles; what is compiled slowest comes first.
+
+    Args:
+        config: Channels of the model.
+        plan: How each layer computes.
+        capability: CUDA compute capability; no such GPU need be there.
+    """
+    channels = config.model.channels
+    layers, half = domain_layers(channels), plan.precision == "fp16"
+    last = "subm_out"  # of fp16: its rows are float32, so it leaves sums to the epilogue
+    convolutions, others = [], []
+    for domain, tactic in plan.tactics.items():
+        defines = dict(tactic.defines(*layers[domain]))
+        partial = tactic.groups > 1 or (half and domain == last)
+        if tactic.kind == "tensor_cores":
+            defines["PARTIAL"] = int(partial)
+        convolutions.append(KernelBuild.of(tactic.kernel, defines))
+        if partial:
+            stored_half = int(half and domain != last)
+            sums = {"GROUPS": tactic.groups, "COUT": layers[domain][1], "HALF": stored_half}
+            others.append(KernelBuild.of("epilogue", sums))
+    heads = head_tactic(channels[-1], plan.tactics[last].arithmetic, capability)
+    if heads is not None:
+        width = channels[-1]
+        convolutions.append(KernelBuild.of(heads.kernel, heads.defines(width, width, 1)))
+        others += [KernelBuild("select"), KernelBuild("nms")]
+    first = {"IN": NUM_FEATURES, "OUT": channels[0], "HALF": int(half)}
+    others += [
+        KernelBuild.of("input_conv", first),
+        KernelBuild.of("bev_merge", {"HALF": first["HALF"]}),
+    ]
+    others += [KernelBuild(stem) for stem in ("levels", "coordmap", "voxelize")]
+    return tuple(dict.fromkeys(convolutions + others))
+
+
+def builds_for(
+    config: LidarConfig, weights_sha256: str, device: torch.device
+) -> tuple[KernelBuild, ...]:
+    """Return what the pipeline compiles on a device: nothing where that is a CPU.
+
+    Args:
+        config: Model, precision and Plan.
+        weights_sha256: A Plan belongs to weights; empty where they are not known.
+        device: Where the pipeline is to run.
+
+    Raises:
+        ConfigError: If no Plan runs this model in this precision on this GPU.
+    """
+    if device.type != "cuda":
+        return ()
+    capability = torch.cuda.get_device_capability(device)
+    plan, _ = Plan.for_device(
+        config.plan_path,
+        config.model.channels,
+        config.precision,
+        torch.cuda.get_device_name(device),
+        capability,
+        weights_sha256 if config.plan_path else "",
+    )
+    return engine_builds(config, plan, capability)
+
+
+def compile_builds(builds: Sequence[KernelBuild], arch: str, progress: Progress) -> None:
+    """Put the builds into the cache on disk, as many at a time as there are cores.
+
+    Args:
+        builds: What to compile; what is there already costs a look.
+        arch: Architecture, as ``sm_90``.
+        progress: Told after each.
+
+    Raises:
+        DeviceError: If NVRTC is missing, or refuses a source.
+    """
+    with ThreadPoolExecutor(min(16, os.cpu_count() or 1)) as threads:
+        jobs = [threads.submit(compile_cubin, b.stem, arch, dict(b.defines)) for b in builds]
+        try:
+            for done, job in enumerate(as_completed(jobs), start=1):
+                job.result()
+                progress(done)
+        except BaseException:
+            threads.shutdown(wait=False, cancel_futures=True)
+            raise
