@@ -310,7 +310,7 @@ def _check(code: int, doing: str) -> None:
     text = ctypes.c_char_p()
     _driver().cuGetErrorString(code, ctypes.byref(text))
     reason = text.value.decode() if text.value else "unknown"
-    raise DeviceError(f"CUDA error {code} ({reason}) while {doing}.")
+    raise DeviceError(f"CUDA error {code} ({reason}) while {doing}.", code)
 
 
 def _device_index(device: torch.device | int | None) -> int:
