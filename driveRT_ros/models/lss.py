@@ -20,6 +20,7 @@ from driveRT_ros.core.camera_config import CameraModelConfig
 from driveRT_ros.models.center_head import CenterHead
 from driveRT_ros.models.efficientnet_lite import EfficientNetLite0
 from driveRT_ros.models.layers import BasicBlock, ConvModule
+from driveRT_ros.models.resample import Upsample, bilinear
 from driveRT_ros.models.resnet import ResNet50
 
 BACKBONES: Mapping[str, type[EfficientNetLite0] | type[ResNet50]] = {
@@ -104,7 +105,7 @@ class BevNeck(nn.Module):
             nn.ReLU(inplace=True),
         )
         self.up2 = nn.Sequential(
-            nn.Upsample(size=shape_yx, mode="bilinear", align_corners=True),
+            Upsample(shape_yx),
             nn.Conv2d(hidden, out_channels, 3, padding=1, bias=False),
             nn.BatchNorm2d(out_channels),
             nn.ReLU(inplace=True),
@@ -113,9 +114,7 @@ class BevNeck(nn.Module):
 
     def forward(self, first: torch.Tensor, last: torch.Tensor) -> torch.Tensor:
         """Map the two levels to (B, out_channels, Y, X)."""
-        last = nn.functional.interpolate(
-            last, size=first.shape[2:], mode="bilinear", align_corners=True
-        )
+        last = bilinear(last, (first.shape[2], first.shape[3]))
         return self.up2(self.conv(torch.cat((first, last), dim=1)))
 
 

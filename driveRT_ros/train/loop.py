@@ -24,6 +24,7 @@ from driveRT_ros.train.config import TrainConfig
 from driveRT_ros.train.data import Batch, Place
 from driveRT_ros.train.log import Log
 from driveRT_ros.train.losses import detection_loss
+from driveRT_ros.train.meters import Means, StepClock
 from driveRT_ros.train.module import VoxelNeXtModule, export_weights
 from driveRT_ros.train.schedule import Average, make_optimizer, one_cycle, set_rates
 from driveRT_ros.train.state import newest_state, read_state, write_state
@@ -70,7 +71,10 @@ class Trainer:
         step: Steps done.
         module: The network.
         note: A sentence on what differs from a run that never stopped, or "".
+        identity: Groups of parameters that must stay the same where a run goes on.
     """
+
+    identity: tuple[str, ...] = ("seed", "voxelization", "model", "optimizer")
 
     def __init__(
         self,
@@ -83,7 +87,7 @@ class Trainer:
         self.config, self.folder, self.device, self.place = config, folder, device, place
         self.step, self.note, self._data_name = 0, "", data_name
         rates = config.optimizer
-        self.module = VoxelNeXtModule(config.model, config.seed, rates.batch_norm_momentum)
+        self.module = self._make_module()
         self.module.to(device)
         self._model: torch.nn.Module = self.module
         if place.world > 1:
@@ -97,7 +101,10 @@ class Trainer:
         self._average = Average(self.module, rates.average) if rates.average else None
         self._warm_from: int | None = None
         self._bad_steps = 0
-        self._voxelize = Ops.for_device(device).voxelize
+
+    def _make_module(self) -> torch.nn.Module:
+        config = self.config
+        return VoxelNeXtModule(config.model, config.seed, config.optimizer.batch_norm_momentum)
 
     # ---- one step -------------------------------------------------------------------------------
 
@@ -141,13 +148,13 @@ class Trainer:
         batch = batch.to(self.device)
         voxels = self.config.voxelization
         features, coords = [], []
+        voxelize = Ops.for_device(self.device).voxelize
         for number, cloud in enumerate(batch.clouds()):
-            frame = self._voxelize(cloud, voxels)
+            frame = voxelize(cloud, voxels)
             features.append(frame.features)
             coords.append(frame.coords_bzyx)
             coords[-1][:, 0] = number
-        half = self._dtype is not None
-        with torch.autocast(self.device.type, self._dtype or torch.bfloat16, enabled=half):
+        with self._autocast():
             found = self._model(torch.cat(features), torch.cat(coords), voxels.sparse_shape_zyx)
         targets = assign_targets(
             found.coords_bzyx,
@@ -158,6 +165,10 @@ class Trainer:
             self.config.loss,
         )
         return detection_loss(found, targets, self.config.model, self.config.loss)
+
+    def _autocast(self) -> torch.autocast:
+        half = self._dtype is not None
+        return torch.autocast(self.device.type, self._dtype or torch.bfloat16, enabled=half)
 
     # ---- many steps -----------------------------------------------------------------------------
 
@@ -181,7 +192,7 @@ class Trainer:
             True where the last step was done.
         """
         log = Log(self.folder, self.step) if self.place.rank == 0 else None
-        clock, means = _Clock(self.config.data.batch_size * self.place.world), _Means()
+        clock, means = StepClock(self.config.data.batch_size * self.place.world), Means()
         saved, save_took, total = time.monotonic(), 0.0, self.config.optimizer.steps
         while self.step < total:
             clock.start()
@@ -258,8 +269,12 @@ class Trainer:
         }
         limit = self.config.output.max_file_mb
         write_state(self.folder, self.step, tensors, values, limit)
+        self._write_weights()
+
+    def _write_weights(self) -> None:
+        """Write what the detector reads: weights and parameters."""
         save_weights(self.folder / WEIGHTS, self.weights(), dtype=torch.float16)
-        mine = {name: _plain(self.config.to_dict()[name]) for name in _SHARED}
+        mine = {name: plain(self.config.to_dict()[name]) for name in _SHARED}
         mine["checkpoint_path"] = str((self.folder / WEIGHTS).resolve())
         if (center_range := _center_range(self.config.voxelization)) is not None:
             mine["post_process_params"] = {"center_range": center_range}
@@ -296,8 +311,8 @@ class Trainer:
     def _check_config(self, state: Path, stored: dict[str, Any]) -> None:
         # Only what a run is: how often it logs or saves may change.
         mine = self.config.to_dict()
-        for name in ("seed", "voxelization", "model", "optimizer"):
-            theirs, ours = _plain(stored[name]), _plain(mine[name])
+        for name in self.identity:
+            theirs, ours = plain(stored[name]), plain(mine[name])
             if theirs != ours:
                 raise CheckpointError(
                     f"State '{state}' was trained with {name} = {theirs}, but the configuration "
@@ -313,60 +328,6 @@ class Trainer:
             moments = {m: k[name].to(parameter.device) for m, k in zip(_MOMENTS, kept)}
             self._optimizer.state[parameter] = {"step": torch.tensor(count), **moments}
         return True
-
-
-class _Clock:
-    """Measures waiting and working between two lines of the log."""
-
-    def __init__(self, frames: int) -> None:
-        self._frames = frames
-        self._waited_s = self._total_s = self.longest_s = 0.0
-        self._steps = 0
-        self._last = {"wait_share": 0.0, "frames_per_s": 0.0}
-
-    def reset(self) -> None:
-        self._last = self.rates()
-        self._waited_s = self._total_s = 0.0
-        self._steps = 0
-
-    def start(self) -> None:
-        self._mark = time.monotonic()
-
-    def waited(self) -> None:
-        self._got = time.monotonic()
-        self._waited_s += self._got - self._mark
-
-    def stepped(self) -> None:
-        now = time.monotonic()
-        self._total_s += now - self._mark
-        self.longest_s = max(self.longest_s * 0.95, now - self._mark)
-        self._steps += 1
-
-    def rates(self) -> dict[str, float]:
-        if not self._steps:
-            return self._last
-        return {
-            "wait_share": self._waited_s / self._total_s,
-            "frames_per_s": self._steps * self._frames / self._total_s,
-        }
-
-
-class _Means:
-    """Means of what the steps between two lines of the log returned."""
-
-    def __init__(self) -> None:
-        self._sums: dict[str, torch.Tensor] = {}
-        self._count = 0
-
-    def add(self, parts: dict[str, torch.Tensor]) -> None:
-        self._count += 1
-        for name, value in parts.items():
-            self._sums[name] = self._sums[name] + value if name in self._sums else value
-
-    def take(self) -> dict[str, float]:
-        means = {name: float(total) / self._count for name, total in self._sums.items()}
-        self._sums, self._count = {}, 0
-        return means
 
 
 def _half_of(precision: str, device: torch.device) -> torch.dtype | None:
@@ -389,7 +350,8 @@ def _under(tensors: dict[str, torch.Tensor], prefix: str) -> dict[str, torch.Ten
     return {name[len(start) :]: t for name, t in tensors.items() if name.startswith(start)}
 
 
-def _plain(value: Any) -> Any:
+def plain(value: Any) -> Any:
+    """Return nested values with lists in place of tuples, as YAML and JSON have them."""
     if isinstance(value, dict):
-        return {name: _plain(v) for name, v in value.items()}
+        return {name: plain(v) for name, v in value.items()}
     return list(value) if isinstance(value, (list, tuple)) else value

@@ -28,9 +28,21 @@ def ego_points(geometry: CameraGeometry, frustum: FrustumShape) -> torch.Tensor:
     Returns:
         (N, D, H, W, 3) float64 x, y, z in the ego frame.
     """
-    u, v, d = (torch.from_numpy(axis) for axis in frustum.axes())
-    n = geometry.cameras
-    c = torch.from_numpy(geometry.coefficients()).view(n, 24, 1, 1, 1)
+    return points_of(torch.from_numpy(geometry.coefficients()), frustum)
+
+
+def points_of(coefficients: torch.Tensor, frustum: FrustumShape) -> torch.Tensor:
+    """Return where every point of the frusta lies; see :func:`ego_points`.
+
+    Args:
+        coefficients: (N, 24) float64, as :meth:`CameraGeometry.coefficients` gives them.
+        frustum: The points along the rays of every feature pixel.
+
+    Returns:
+        (N, D, H, W, 3) float64 on the device of the coefficients.
+    """
+    u, v, d = (torch.from_numpy(axis).to(coefficients.device) for axis in frustum.axes())
+    c = coefficients.view(-1, 24, 1, 1, 1)
     pixel = (
         u.view(1, 1, 1, -1) - c[:, 9],
         v.view(1, 1, -1, 1) - c[:, 10],
@@ -59,7 +71,7 @@ def point_cells(points: torch.Tensor, grid: PoolGrid, rounding: str = "trunc") -
         (...) int32 index into (Z, Y, X), -1 outside the grid.
     """
     nz, ny, nx = grid.shape_zyx
-    inside = torch.ones(points.shape[:-1], dtype=torch.bool)
+    inside = torch.ones(points.shape[:-1], dtype=torch.bool, device=points.device)
     cell = []
     for axis, count in enumerate((nx, ny, nz)):
         q = (points[..., axis] - grid.lower[axis]) / grid.steps[axis]
