@@ -24,8 +24,8 @@ STAGES = ["voxelize", "maps", "backbone", "head", "postprocess"]
 THRESHOLD = 0.1
 CLOSE = (1e-3, 1e-4)  # metres, radians or m/s; score
 HEADS = LidarConfig().model.classes_per_head
-# A float16 emulation on the CPU moved boxes by less than 1 cm and scores by less than 0.008.
-ROUGH = (0.1, 0.02)
+# With float16 heads too, an H200 moved a box by less than 3 cm and a score by 0.025.
+ROUGH = (0.1, 0.03)
 
 
 def config(**changes) -> LidarConfig:
