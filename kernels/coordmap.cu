@@ -18,8 +18,7 @@ constexpr int kMaxBins = 3 << kKeyTaps;  // of all groups
 constexpr int kMaxTaps = 27;
 constexpr int kMaxDomains = 28;         // so that the arguments of a launch fit 4 KB
 constexpr int kThreads = 256, kRankThreads = 1024;
-constexpr int kRowsPerThread = 4;
-constexpr int kRowsPerUnit = kThreads * kRowsPerThread;
+constexpr int kLeastUnitRows = 512;      // rows that a block counts at once
 constexpr int kMaxTileRows = 128;
 constexpr int kAtOnce = 3;               // groups whose places are asked for together
 constexpr int kChunk = 1024;             // places that one block sorts
@@ -91,10 +90,10 @@ struct Units {
 struct Unit {
     int domain, index;
 };
-template <typename Count>
-__device__ __forceinline__ void list_units(Units& units, int n_domains, Count count) {
+// count: units of the domain that each of the first 32 threads stands for.
+__device__ __forceinline__ void list_units(Units& units, int count) {
     if (threadIdx.x < 32) {
-        int end = static_cast<int>(threadIdx.x) < n_domains ? count(threadIdx.x) : 0;
+        int end = count;
         for (int d = 1; d < 32; d *= 2) {
             const int left = __shfl_up_sync(0xffffffffu, end, d);
             if (threadIdx.x >= d) end += left;
@@ -108,8 +107,22 @@ __device__ __forceinline__ Unit unit_at(const Units& units, int n_domains, int t
         if (turn < units.end[d]) return {d, d ? turn - units.end[d - 1] : turn};
     return {-1, 0};
 }
-__device__ __forceinline__ void list_row_units(Units& units, const Levels& levels, const Domains& domains, int n_domains) {
-    list_units(units, n_domains, [&](int d) { return (rows_of(levels.at[domains.at[d].out_level]) + kRowsPerUnit - 1) / kRowsPerUnit; });
+// Units of rows, as large as lets the blocks of the grid share all rows evenly; returns the rows of one.
+// It is the same in every kernel that has the same grid.
+__device__ __forceinline__ int list_row_units(Units& units, const Levels& levels, const Domains& domains, int n_domains) {
+    __shared__ int unit_rows;
+    int count = 0;
+    if (threadIdx.x < 32) {
+        const int rows = threadIdx.x < n_domains ? rows_of(levels.at[domains.at[threadIdx.x].out_level]) : 0;
+        long long total = rows;
+        for (int s = 16; s; s /= 2) total += __shfl_xor_sync(0xffffffffu, total, s);
+        const int blocks = max(static_cast<int>(gridDim.x) - n_domains, 1);  // the last unit of a domain is not whole
+        const int share = max(static_cast<int>((total + blocks - 1) / blocks + 31) & -32, kLeastUnitRows);
+        count = (rows + share - 1) / share;
+        if (threadIdx.x == 0) unit_rows = share;
+    }
+    list_units(units, count);
+    return unit_rows;
 }
 
 // Active cells of PLANES planes of 3 x 3, from (z, y, x) on. The look-ups of its up to eight leaves are
@@ -160,7 +173,7 @@ mask_rows(const __grid_constant__ Levels levels, const __grid_constant__ Domains
     begin_dependent();
     __shared__ int bins[kMaxBins], useful;
     __shared__ Units units;
-    list_row_units(units, levels, domains, n_domains);
+    const int unit_rows = list_row_units(units, levels, domains, n_domains);
     for (int turn = blockIdx.x;; turn += gridDim.x) {
         const Unit unit = unit_at(units, n_domains, turn);
         if (unit.domain < 0) return;
@@ -171,9 +184,8 @@ mask_rows(const __grid_constant__ Levels levels, const __grid_constant__ Domains
         if (threadIdx.x == 0) useful = 0;
         __syncthreads();
         int taps = 0;
-        for (int i = 0; i < kRowsPerThread; ++i) {
-            const int row = unit.index * kRowsPerUnit + i * kThreads + threadIdx.x;
-            if (row >= rows) break;
+        const int first = unit.index * unit_rows, end = min(first + unit_rows, rows);
+        for (int row = first + threadIdx.x; row < end; row += kThreads) {
             const int* at = out.coords + row * 3LL;
             const int z = first_z(d, at[0]), y = at[1] * d.stride - d.padding, x = at[2] * d.stride - d.padding;
             const u32 mask = d.kz > 1 ? taps_at<3>(in, z, y, x) : taps_at<1>(in, z, y, x);
@@ -211,13 +223,15 @@ order_rows(const __grid_constant__ Levels levels, const __grid_constant__ Domain
     __shared__ int places[kMaxBins + 1];  // of the next row of each pattern
     __shared__ int shift[kMaxGroups], end[kMaxGroups], next[kMaxGroups];
     __shared__ Units units;
-    list_row_units(units, levels, domains, n_domains);
+    const int unit_rows = list_row_units(units, levels, domains, n_domains);
     for (int turn = blockIdx.x;; turn += gridDim.x) {
         const Unit unit = unit_at(units, n_domains, turn);
         if (unit.domain < 0) return;
         const Domain& d = domains.at[unit.domain];
         const Level& out = levels.at[d.out_level];
-        const int rows = rows_of(out), row_capacity = out.row_capacity, groups = d.groups;
+        const int row_capacity = out.row_capacity, groups = d.groups;
+        const int first = unit.index * unit_rows + threadIdx.x, last = min(unit.index * unit_rows + unit_rows, rows_of(out));
+        u32 ahead = first < last ? d.mask[first] : 0u;  // of the next row
         const int patterns = patterns_of(d), used_bins = groups * patterns;
         const int* before = d.before + unit.index * static_cast<long long>(used_bins);
         constexpr int per_thread = kMaxBins / kThreads;
@@ -253,10 +267,9 @@ order_rows(const __grid_constant__ Levels levels, const __grid_constant__ Domain
         }
         __syncthreads();
         const int fits = d.tile_capacity * d.tile_rows;
-        for (int i = 0; i < kRowsPerThread; ++i) {
-            const int row = unit.index * kRowsPerUnit + i * kThreads + threadIdx.x;
-            if (row >= rows) break;
-            const u32 mask = d.mask[row];
+        for (int row = first; row < last; row += kThreads) {
+            const u32 mask = ahead;
+            if (row + kThreads < last) ahead = d.mask[row + kThreads];
             for (int g0 = 0; g0 < groups; g0 += kAtOnce) {
                 int place[kAtOnce];
 #pragma unroll
@@ -300,10 +313,12 @@ sort_rows(const __grid_constant__ Levels levels, const __grid_constant__ Domains
     begin_dependent();
     __shared__ u64 keys[kHeld][kThreads];
     __shared__ Units units;
-    list_units(units, n_domains, [&](int i) {
-        const Domain& d = domains.at[i];
-        return d.group_taps > kKeyTaps ? (min(d.counts[0], d.tile_capacity) * d.tile_rows + kChunk - 1) / kChunk : 0;
-    });
+    int chunks = 0;
+    if (threadIdx.x < n_domains) {
+        const Domain& d = domains.at[threadIdx.x];
+        if (d.group_taps > kKeyTaps) chunks = (min(d.counts[0], d.tile_capacity) * d.tile_rows + kChunk - 1) / kChunk;
+    }
+    list_units(units, chunks);
     for (int turn = blockIdx.x;; turn += gridDim.x) {
         const Unit unit = unit_at(units, n_domains, turn);
         if (unit.domain < 0) return;
@@ -369,7 +384,7 @@ extern "C" __global__ void __launch_bounds__(kThreads, 4)
 fill_tiles(const __grid_constant__ Levels levels, const __grid_constant__ Domains domains, int n_domains) {
     begin_dependent();
     __shared__ Units units;
-    list_units(units, n_domains, [&](int d) { return min(domains.at[d].counts[0], domains.at[d].tile_capacity); });
+    list_units(units, threadIdx.x < n_domains ? min(domains.at[threadIdx.x].counts[0], domains.at[threadIdx.x].tile_capacity) : 0);
     const int lane = threadIdx.x & 31, warps = gridDim.x * (kThreads / 32);
     for (int turn = blockIdx.x * (kThreads / 32) + (threadIdx.x >> 5);; turn += warps) {
         const Unit unit = unit_at(units, n_domains, turn);

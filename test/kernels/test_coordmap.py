@@ -147,3 +147,14 @@ def test_rows_of_27_taps_lie_together_when_their_patterns_are_equal(backend):
             changes = sum(a != b for a, b in zip(run, run[1:]))
             assert changes == len(set(run)) - 1
             assert max(run) > 0
+
+
+@pytest.mark.parametrize("blocks", [2, 9, 30])
+def test_blocks_share_the_rows_of_all_maps_evenly(backend, blocks):
+    """Many units a map, one, or fewer blocks than maps: no row is lost or taken twice."""
+    frame = run_frame(backend, random_cloud(1500, seed=4), average=False, blocks=blocks)
+    levels = [cells_of(frame, level) for level in range(8)]
+    specs = [SUBMANIFOLD[0], DOWN[0], NINE_GROUPS[2]]
+    for conv_map in frame.build_maps(specs):
+        check_map(conv_map, levels)
+    assert frame.buffers.intact()

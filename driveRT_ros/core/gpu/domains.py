@@ -26,8 +26,8 @@ KEY_TAPS = 9
 """Taps of a group that its rows are counted by; kernels/coordmap.cu."""
 MAX_DOMAINS = 28
 """Coordinate maps that a launch can have; kernels/coordmap.cu."""
-UNIT_ROWS = 1024
-"""Rows that a block counts at once, at least; kernels/coordmap.cu."""
+UNIT_ROWS = 512
+"""Least rows that a block counts at once; kernels/coordmap.cu."""
 MAX_TAPS = 27
 """Taps of the largest kernel, one bit each; kernels/coordmap.cu."""
 
