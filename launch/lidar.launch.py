@@ -22,7 +22,9 @@ def generate_launch_description():
                 "params", default_value=PathJoinSubstitution([share, "config", "lidar_node.yaml"])
             ),
             DeclareLaunchArgument(
-                "checkpoint", default_value="", description="weights; empty runs untrained ones"
+                "checkpoint",
+                default_value="",
+                description="weights; empty runs those of the package",
             ),
             DeclareLaunchArgument("use_sim_time", default_value="false"),
             DeclareLaunchArgument("rviz", default_value="false"),

@@ -94,11 +94,12 @@ def camera_config(
         ConfigError: On an unknown name or a value that cannot be used.
     """
     from driveRT_ros.core.camera_config import CameraConfig
+    from driveRT_ros.models.shipped import with_shipped_weights
 
     asked = config_from(CameraConfig, file, checkpoint, single)
     names = [n for n in asked.cameras if n in cameras.topics] or sorted(cameras.topics)
     values = {"cameras": names, "input.transport": cameras.transport} | dict(forced or {})
-    return config_from(CameraConfig, file, checkpoint, single, values)
+    return with_shipped_weights(config_from(CameraConfig, file, checkpoint, single, values))
 
 
 def start_camera_node(

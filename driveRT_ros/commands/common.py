@@ -69,7 +69,7 @@ def add_detector_arguments(parser: argparse.ArgumentParser) -> None:
     group = parser.add_argument_group("detector")
     group.add_argument("--config", metavar="YAML", help="parameter file, plain or in ROS form")
     group.add_argument(
-        "--checkpoint", metavar="FILE", help="weights; without them boxes are untrained guesses"
+        "--checkpoint", metavar="FILE", help="weights; default: those of the package"
     )
     group.add_argument(
         "--set",
@@ -146,6 +146,8 @@ def detector_config(
 ) -> LidarConfig:
     """Return the detector's parameters: defaults, then file, ``forced``, then single options.
 
+    Where none name weights, those of the package are chosen, as the node does.
+
     Args:
         args: With ``config``, ``checkpoint`` and ``set``.
         forced: Dotted names that the command or the data needs.
@@ -154,8 +156,10 @@ def detector_config(
         ConfigError: On an unknown name or a value that cannot be used.
     """
     from driveRT_ros.core.config import LidarConfig
+    from driveRT_ros.models.shipped import with_shipped_weights
 
-    return config_from(LidarConfig, args.config, args.checkpoint, args.set, forced)
+    config = config_from(LidarConfig, args.config, args.checkpoint, args.set, forced)
+    return with_shipped_weights(config)
 
 
 def config_from(

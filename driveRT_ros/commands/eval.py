@@ -39,6 +39,7 @@ examples:
   drivert eval --nuscenes /data/nuscenes --split val --checkpoint w.pth --submission val.json
   drivert eval --kitti /data/kitti --max-range 40 --min-points 10 --checkpoint w.safetensors
   drivert eval --nuscenes /data/nuscenes --keyframes-only --every-box --config run/detector.yaml
+  drivert eval --cameras --sim 200 --jobs 0 --config run/camera.yaml
   drivert eval --sim 20 --statistics --data DIR              how simulated clouds resemble real ones
 """
 
@@ -48,7 +49,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     _add_source(parser)
     group = parser.add_argument_group("detector")
     group.add_argument(
-        *("--checkpoint", "--weights"), metavar="FILE", help="weights; default: those of --config"
+        *("--checkpoint", "--weights"), metavar="FILE", help="weights; default: that of the package"
     )
     group.add_argument("--config", metavar="YAML", help="parameter file, plain or in ROS form")
     group.add_argument("--device", help="auto, cpu, cuda or cuda:N")
@@ -128,10 +129,19 @@ def _add_source(parser: argparse.ArgumentParser) -> None:
         "--statistics", action="store_true", help="draw statistics of --sim beside real ones"
     )
     group.add_argument("--data", metavar="DIR", help="real frames for --statistics")
+    group.add_argument(
+        "--cameras",
+        action="store_true",
+        help="compare what the camera model sees in --sim, instead of the detector",
+    )
 
 
 def execute(args: argparse.Namespace) -> int:
     """Run ``drivert eval``."""
+    if args.cameras:
+        from driveRT_ros.commands import eval_cameras
+
+        return eval_cameras.execute(args)
     _refuse_useless(args)
     if args.statistics:
         from driveRT_ros.commands import eval_statistics

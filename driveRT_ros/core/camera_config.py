@@ -282,7 +282,14 @@ class CameraConfig(Config):
         "Names of the cameras in the order of the input topics; any number.",
     )
     checkpoint_path: str = param(
-        "", "Weights (.safetensors, or BEVDet .pth); empty runs seeded untrained weights."
+        "",
+        "Weights (.safetensors, or BEVDet .pth); empty runs those of the package "
+        "(use_shipped_weights), or else seeded untrained ones.",
+    )
+    use_shipped_weights: bool = param(
+        True,
+        "Where checkpoint_path is empty, run the trained weights that come with the package, and "
+        "their model, unless 'model' was changed to another.",
     )
     plan_path: str = param("", "Tuned Plan; empty uses the safe default.")
     precision: str = param(

@@ -281,7 +281,13 @@ class LidarConfig(Config):
 
     checkpoint_path: str = param(
         "",
-        "Weights (.safetensors, or OpenPCDet .pth); empty runs seeded untrained weights.",
+        "Weights (.safetensors, or OpenPCDet .pth); empty runs those of the package "
+        "(use_shipped_weights), or else seeded untrained ones.",
+    )
+    use_shipped_weights: bool = param(
+        True,
+        "Where checkpoint_path is empty, run the trained weights that come with the package, and "
+        "their model, unless 'model' was changed to another.",
     )
     checkpoint_layout: str = param(
         "auto",

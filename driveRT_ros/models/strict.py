@@ -65,10 +65,16 @@ def read_safetensors(
     Raises:
         CheckpointError: If the file cannot be read or is of another format or version.
     """
+    header = read_header(path, kind, version)
+    with safetensors.safe_open(str(path), framework="pt") as file:
+        return header, {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
+
+
+def read_header(path: Path, kind: str, version: str) -> Mapping[str, str]:
+    """Return the header of a file of ours; arguments and errors as :func:`read_safetensors`."""
     try:
         with safetensors.safe_open(str(path), framework="pt") as file:
             header = file.metadata() or {}
-            tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
     except (OSError, safetensors.SafetensorError) as error:
         raise CheckpointError(f"'{path}' cannot be read as safetensors: {error}.") from None
     found = (header.get("format"), header.get("version"))
@@ -77,7 +83,7 @@ def read_safetensors(
             f"'{path}' has format and version {found}, expected {(kind, version)}; write it with "
             "save_weights."
         )
-    return header, tensors
+    return header
 
 
 def compare_keys(path: Path, expected: set[str], found: set[str]) -> None:

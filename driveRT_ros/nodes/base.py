@@ -44,7 +44,11 @@ class ManagedNode(LifecycleNode):
         self.finished = False  # set by a node whose work has an end
         self.steady_clock = Clock(clock_type=ClockType.STEADY_TIME)
         self.parameters = NodeParameters(
-            self, self.config_class, dynamic=self.dynamic_parameters, on_change=self.do_reconfigure
+            self,
+            self.config_class,
+            dynamic=self.dynamic_parameters,
+            on_change=self.do_reconfigure,
+            complete=self.complete,
         )
 
     @property
@@ -55,6 +59,10 @@ class ManagedNode(LifecycleNode):
     def create_steady_timer(self, period_s: float, callback: Callable[[], None]) -> Any:
         """Create a timer that simulated time cannot stop, slow down or turn back."""
         return self.create_timer(period_s, callback, clock=self.steady_clock)
+
+    def complete(self, config: Any) -> Any:
+        """Return the configuration with what was left open at start filled in."""
+        return config
 
     def do_configure(self) -> None:
         """Allocate, load, warm up."""

@@ -8,6 +8,7 @@ from sensor_msgs.msg import CameraInfo, CompressedImage, Image
 
 from driveRT_ros.core.camera_config import CameraConfig
 from driveRT_ros.core.camera_pipeline import CameraPipeline
+from driveRT_ros.models.shipped import with_shipped_weights
 from driveRT_ros.nodes.camera_book import CameraBook
 from driveRT_ros.nodes.camera_diagnostics import camera_statuses
 from driveRT_ros.nodes.camera_handler import BOXES, GRIDS, CameraHandler
@@ -38,6 +39,10 @@ class CameraNode(PerceptionNode):
     def __init__(self, **kwargs: Any) -> None:
         self._book = CameraBook(())
         super().__init__(**kwargs)
+
+    def complete(self, config: CameraConfig) -> CameraConfig:
+        """Choose the weights of the package where none are named."""
+        return with_shipped_weights(config)
 
     def load_weights(self, config: CameraConfig) -> Any:
         """Return the weights of ``checkpoint_path``."""

@@ -11,6 +11,7 @@ from sensor_msgs.msg import PointCloud2
 from driveRT_ros.core.config import LidarConfig
 from driveRT_ros.core.kernel_builds import KernelBuild, builds_for
 from driveRT_ros.core.pipeline import LidarPipeline
+from driveRT_ros.models.shipped import with_shipped_weights
 from driveRT_ros.nodes.diagnostics import statuses
 from driveRT_ros.nodes.handler import OUTPUTS, LidarHandler
 from driveRT_ros.nodes.lidar_session import INPUT, LidarSession
@@ -24,6 +25,10 @@ class LidarNode(PerceptionNode):
     dynamic_parameters = ("post_process_params.", "diagnostics.", "bev.")
     default_name = "lidar_node"
     topics_help = topics_help({INPUT: "sensor_msgs/msg/PointCloud2"}, OUTPUTS, "cloud")
+
+    def complete(self, config: LidarConfig) -> LidarConfig:
+        """Choose the weights of the package where none are named."""
+        return with_shipped_weights(config)
 
     def load_weights(self, config: LidarConfig) -> Any:
         """Return the weights of ``checkpoint_path``."""

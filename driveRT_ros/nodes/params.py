@@ -72,6 +72,7 @@ class NodeParameters:
         config_class: Declares names, defaults, texts and ranges.
         dynamic: Names, or group prefixes ending in a dot, that may change while configured.
         on_change: Called with the new configuration after a change at run time.
+        complete: Fills in, at start, what was left open; the parameters show the result.
 
     Raises:
         ConfigError: If a value given at start has an unknown name, a wrong type or range.
@@ -84,6 +85,7 @@ class NodeParameters:
         *,
         dynamic: Iterable[str] = (),
         on_change: Callable[[Any], None] | None = None,
+        complete: Callable[[Any], Any] = lambda config: config,
     ) -> None:
         self._class = config_class
         self._dynamic = tuple(dynamic)
@@ -91,7 +93,7 @@ class NodeParameters:
         self.frozen = False
         known = {p.name: p for p in config_class.parameters()}
         given = _given_at_start(node, known)
-        self.config = config_class.from_dict(given)
+        self.config = complete(config_class.from_dict(given))
         for parameter in known.values():
             value = _value_of(self.config, parameter.name)
             what = descriptor(parameter, dynamic=self.is_dynamic(parameter.name))

@@ -1,0 +1,82 @@
+"""The trained weights that come with the package, and who runs them."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from pathlib import Path
+from typing import TypeVar
+
+from driveRT_ros.core.camera_config import CameraConfig
+from driveRT_ros.core.config import LidarConfig, VoxelizationConfig
+from driveRT_ros.core.errors import CheckpointError, ConfigError
+from driveRT_ros.models import checkpoint, lss_weights
+from driveRT_ros.models.strict import read_header
+
+FOLDER = Path(__file__).resolve().parent / "weights"
+
+
+@dataclasses.dataclass(frozen=True)
+class Shipped:
+    """One set of weights of the package.
+
+    Args:
+        name: Of the file, without suffix; its model card lies beside it.
+        kind: Entry ``format`` of the header.
+        version: Entry ``version`` of the header.
+        max_bytes: The file may not be larger.
+    """
+
+    name: str
+    kind: str
+    version: str
+    max_bytes: int
+
+    def path(self, folder: Path | None = None) -> Path:
+        """Return where the weights are, or would be."""
+        return (folder or FOLDER) / f"{self.name}.safetensors"
+
+    def card(self, folder: Path | None = None) -> Path:
+        """Return where their model card is, or would be."""
+        return (folder or FOLDER) / f"{self.name}.md"
+
+
+LIDAR = Shipped(
+    "voxelnext_small_sim", checkpoint.FORMAT, checkpoint.FORMAT_VERSION, max_bytes=6_000_000
+)
+CAMERA = Shipped(
+    "lss_small_sim", lss_weights.FORMAT, lss_weights.FORMAT_VERSION, max_bytes=12_000_000
+)
+
+C = TypeVar("C", LidarConfig, CameraConfig)
+
+
+def with_shipped_weights(config: C) -> C:
+    """Return what a node or a command runs that was told no weights.
+
+    Where the package holds trained weights, ``checkpoint_path`` and ``model`` become theirs. They
+    stay as they are where weights are named, where shipped ones are not wanted, and where the model
+    was chosen and is another one, or has voxels of another size.
+
+    Args:
+        config: As asked for.
+
+    Raises:
+        CheckpointError: If the file of the package cannot be read.
+    """
+    shipped = LIDAR if isinstance(config, LidarConfig) else CAMERA
+    path = shipped.path()
+    if config.checkpoint_path or not config.use_shipped_weights or not path.is_file():
+        return config
+    usual = VoxelizationConfig().voxel_size
+    if isinstance(config, LidarConfig) and config.voxelization.voxel_size != usual:
+        return config
+    header = read_header(path, shipped.kind, shipped.version)
+    default = type(config.model)()
+    try:
+        model = type(default).from_dict(json.loads(header["model"]))
+    except (KeyError, ValueError, ConfigError) as error:
+        raise CheckpointError(f"'{path}' has an unusable header: {error}.") from None
+    if config.model not in (default, model):
+        return config
+    return dataclasses.replace(config, checkpoint_path=str(path), model=model)
