@@ -15,11 +15,12 @@ steps (all by default):
   tune        drivert tune of both networks in fp32 and fp16, then drivert bench sparse with the Plan
   sparse      the sparse engine beside its peers
   bevpool     the pooling of camera features beside other ways, and the softmax before or inside it
-  grid        the operators on NanoVDB grids beside zlib
+  grid        the operators on NanoVDB grids beside zlib, and those of OpenVDB where OPENVDB is set
 
 environment:
   PYTHON         interpreter with torch for CUDA (python3)
   DRIVERT_DATA   real frames (../shared/data); without them, simulated ones
+  OPENVDB        NanoVDB headers to compile against, as 'before=FOLDER after=FOLDER' (none)
   COMMIT         written into the results (that of the checkout)
   TUNE_SECONDS   time limit of each search (110)
 TEXT
@@ -94,8 +95,10 @@ bevpool() {
 }
 
 grid() {
+    local peer options=()
+    for peer in ${OPENVDB:-}; do options+=(--openvdb "$peer"); done
     "$python" benchmarks/bench_grid.py --sizes 1,7.4,69,506 --commit "$commit" \
-        --output "$out/grid.json"
+        --output "$out/grid.json" "${options[@]}"
 }
 
 [[ $# -gt 0 ]] || set -- tests sanitizer tune sparse bevpool grid

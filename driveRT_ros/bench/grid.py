@@ -5,7 +5,10 @@ that made it: the checksum by zlib, statistics by sums over the values, the grid
 active voxels. An operator that is wrong has no time. On a GPU results must also repeat, and be
 those of the reference bit by bit where the grid is small enough to wait for it.
 
-``wall``: one call from the host until its result is complete. ``graph``: replays of one CUDA graph.
+``wall``: one call from the host until its result is complete; of a checksum, until the host has it.
+``repeated``: the same where the call was prepared once. ``graph``: replays of one CUDA graph. Each
+writes into memory that is there already. Peers do the same work on the same bytes, memory that they
+free inside a call kept for the next; ``as is``: given back to the device.
 """
 
 from __future__ import annotations
@@ -13,8 +16,8 @@ from __future__ import annotations
 import statistics
 import time
 import zlib
-from collections.abc import Callable, Sequence
-from typing import Any
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 import torch
@@ -23,7 +26,9 @@ from driveRT_ros.bench.grid_cases import CASES
 from driveRT_ros.bench.reference import processor
 from driveRT_ros.bench.timing import clocks, machine, summary
 from driveRT_ros.core import grid_ops
+from driveRT_ros.core.errors import ConfigError
 from driveRT_ros.core.gpu.replay import captured, replay_times
+from driveRT_ros.core.grid_repeat import Repeated, RepeatedChecksum
 from driveRT_ros.core.nanovdb_layout import HEAD, HEAD_FROM, VOXEL_VOLUME
 from driveRT_ros.core.reference import grid_ops as reference
 from driveRT_ros.core.reference import grid_stats as reference_stats
@@ -33,6 +38,40 @@ ZLIB = "zlib on one core"
 REFERENCE_MB = 100
 """Larger grids are not compared with the reference bit by bit: it takes a minute a GB."""
 _LONGEST_REPLAY_US = 20_000.0
+
+
+class Operator(NamedTuple):
+    """One operator on one grid.
+
+    Args:
+        enqueue: Enqueues it.
+        call: Calls it as users do.
+        repeated: Prepares it to be called again and again.
+        moved: Bytes that it must read and write.
+        reads: Whether it writes next to nothing.
+    """
+
+    enqueue: Callable[[], Any]
+    call: Callable[[], Any]
+    repeated: Callable[[], Callable[[], Any]]
+    moved: int
+    reads: bool
+
+
+class Peer(Protocol):
+    """Another implementation of the operators.
+
+    Args:
+        name: What the table calls it.
+    """
+
+    name: str
+
+    def operators(self, bench: GridBench) -> dict[str, tuple[Callable[[int], list[float]], str]]:
+        """Return, by operator, what times some calls, and what is wrong with the result."""
+
+    def keep_memory(self, keep: bool) -> None:
+        """Keep memory that calls free for the next, or give it back to the device."""
 
 
 class GridBench:
@@ -56,17 +95,39 @@ class GridBench:
         )
         self.header = grid_ops.grid_header(self.grid)
         self.out = torch.empty_like(self.grid)
+        self.written = self.grid.clone()
 
-    def operators(self) -> dict[str, tuple[Callable[[], Any], int]]:
-        """Return each operator, and the bytes that it must read and write."""
-        size, header = len(self.grid), self.header
-        converted = len(self.index) + self.values.nbytes + size
+    def operators(self) -> dict[str, Operator]:
+        """Return each operator by name."""
+        size, header, device = len(self.grid), self.header, self.grid.device
+
+        def operator(work: Callable[[], Any], moved: int, reads: bool) -> Operator:
+            return Operator(work, work, lambda: Repeated(work, device), moved, reads)
+
         return {
-            CHECKSUM: (lambda: grid_ops.checksum_bits(self.grid, header), size),
-            STATS: (lambda: grid_ops.grid_stats(self.grid, header), size),
-            EXTREMES: (lambda: grid_ops.grid_stats(self.grid, header, moments=False), size),
-            INDEX: (self._convert, converted),
+            CHECKSUM: Operator(
+                lambda: grid_ops.checksum_bits(self.grid, header),
+                self.checksum,
+                lambda: RepeatedChecksum(self.grid, header),
+                size,
+                True,
+            ),
+            STATS: operator(lambda: self._statistics(True), size, True),
+            EXTREMES: operator(lambda: self._statistics(False), size, True),
+            INDEX: operator(self._convert, len(self.index) + self.values.nbytes + size, False),
         }
+
+    def checksum(self) -> tuple[int, int]:
+        """Return the checksum of the grid."""
+        return grid_ops.checksum(self.grid, self.header)
+
+    def with_statistics(self, *, moments: bool) -> torch.Tensor:
+        """Return the grid with statistics in its nodes."""
+        self._statistics(moments)
+        return self.written
+
+    def _statistics(self, moments: bool) -> grid_ops.GridStats:
+        return grid_ops.grid_stats(self.written, self.header, moments=moments, write=True)
 
     def _convert(self) -> torch.Tensor:
         how = {"grid_class": VOXEL_VOLUME, "out": self.out}
@@ -82,8 +143,9 @@ class GridBench:
 
     def _wrong_checksum(self, host: np.ndarray) -> str:
         expected = zlib_checksum(host)
-        got = [grid_ops.checksum(self.grid, self.header) for _ in range(3)]
-        return "" if got == [expected] * 3 else f"checksums {got} instead of {expected}"
+        repeated = RepeatedChecksum(self.grid, self.header)
+        got = [self.checksum(), self.checksum(), repeated(), repeated()]
+        return "" if got == [expected] * 4 else f"checksums {got} instead of {expected}"
 
     def _wrong_values(self, host: np.ndarray) -> str:
         self.out.fill_(0x5B)  # what is not written shows
@@ -131,15 +193,25 @@ def zlib_checksum(grid: np.ndarray) -> tuple[int, int]:
     return zlib.crc32(head.data), zlib.crc32(crcs.data)
 
 
+def read_tb_per_s(device: torch.device, items: int = 1 << 30) -> float:
+    """Return the bandwidth of reading memory once: the best of two reductions of torch."""
+    source = torch.zeros(items, device=device)
+    works = (lambda: torch.sum(source), lambda: torch.amax(source))
+    best = min(statistics.median(replay_times(captured(work), 5, 4)) for work in works)
+    return round(source.nbytes / best / 1e6, 3)
+
+
 def measure(
     sizes_mb: Sequence[float],
     *,
     device: torch.device,
     cases: Sequence[str] = tuple(CASES),
     rounds: int = 20,
-    copy_tb_per_s: float = 0.0,
+    ceilings: Mapping[str, float] | None = None,
+    peers: Sequence[Peer] = (),
     commit: str = "",
     told: Callable[[str], None] = lambda part: None,
+    saved: Callable[[dict[str, Any]], None] = lambda report: None,
 ) -> dict[str, Any]:
     """Return the report.
 
@@ -148,9 +220,12 @@ def measure(
         device: Where to measure.
         cases: Keys of ``CASES``.
         rounds: Timed calls, and graph replays, of each operator.
-        copy_tb_per_s: Bandwidth of a copy, bytes read and written, where it was measured.
+        ceilings: Measured bandwidths: ``copy_tb_per_s``, bytes read and written, and
+            ``read_tb_per_s``.
+        peers: Others to be measured beside ours.
         commit: See :func:`~driveRT_ros.bench.timing.machine`.
         told: Called after each grid with a line about it.
+        saved: Called after each grid with the report so far.
     """
     report: dict[str, Any] = {
         **machine(commit),
@@ -158,37 +233,31 @@ def measure(
         "device": device.type,
         "cpu": processor(),
         "protocol": {"rounds": rounds, "reference_mb": REFERENCE_MB},
-        "ceilings": {"copy_tb_per_s": copy_tb_per_s} if copy_tb_per_s else {},
+        "ceilings": dict(ceilings or {}),
         "clocks": [clocks("start")] if device.type == "cuda" else [],
         "grids": {},
     }
     for name in cases:
         for mb in sizes_mb:
             bench = GridBench(CASES[name](mb), device)
-            record = _record(bench, rounds, copy_tb_per_s)
+            record = _record(bench, rounds, report["ceilings"])
+            for peer in peers:
+                record["operators"] |= _peer_record(bench, peer, rounds, record["operators"])
             report["grids"][f"{name}, {mb:g} MB"] = record
             if device.type == "cuda":
                 report["clocks"].append(clocks(f"{name}, {mb:g} MB"))
+            saved(report)
             told(f"{name}, {mb:g} MB")
     return report
 
 
-def _record(bench: GridBench, rounds: int, copy_tb_per_s: float) -> dict[str, Any]:
+def _record(bench: GridBench, rounds: int, ceilings: Mapping[str, float]) -> dict[str, Any]:
     failures, operators = bench.failures(), {}
-    for name, (work, moved) in bench.operators().items():
+    for name, operator in bench.operators().items():
         if failures[name]:
             operators[name] = {"absent": failures[name]}
             continue
-        found: dict[str, Any] = {"moved_mb": round(moved / 1e6, 3)}
-        found["wall_us"] = summary(_wall_us(work, rounds, bench.grid.is_cuda))
-        best = found["wall_us"]["median"]
-        if bench.grid.is_cuda:
-            found["graph_us"] = summary(_graph_us(work, rounds))
-            best = found["graph_us"]["median"]
-        found["gb_per_s"] = round(moved / best / 1e3, 3)
-        if copy_tb_per_s:
-            found["of_copy"] = round(moved / best / 1e6 / copy_tb_per_s, 3)
-        operators[name] = found
+        operators[name] = _operator_record(operator, rounds, bench.grid.is_cuda, ceilings)
     host = bench.grid.cpu().numpy()
     times = _wall_us(lambda: zlib_checksum(host), min(rounds, 5), False)
     operators[ZLIB] = {
@@ -204,6 +273,49 @@ def _record(bench: GridBench, rounds: int, copy_tb_per_s: float) -> dict[str, An
         "active_voxels": bench.index_header.value_count - 1,
         "operators": operators,
     }
+
+
+def _operator_record(
+    operator: Operator, rounds: int, on_gpu: bool, ceilings: Mapping[str, float]
+) -> dict[str, Any]:
+    found: dict[str, Any] = {"moved_mb": round(operator.moved / 1e6, 3)}
+    found["wall_us"] = summary(_wall_us(operator.call, rounds, on_gpu))
+    best = found["wall_us"]["median"]
+    if on_gpu:
+        found["repeated_us"] = summary(_wall_us(operator.repeated(), rounds, on_gpu))
+        found["graph_us"] = summary(_graph_us(operator.enqueue, rounds))
+        best = found["graph_us"]["median"]
+    found["gb_per_s"] = round(operator.moved / best / 1e3, 3)
+    for share, ceiling in (("of_copy", "copy_tb_per_s"), ("of_read", "read_tb_per_s")):
+        if ceiling in ceilings and (operator.reads or share == "of_copy"):
+            found[share] = round(operator.moved / best / 1e6 / ceilings[ceiling], 3)
+    return found
+
+
+def _peer_record(
+    bench: GridBench, peer: Peer, rounds: int, ours: Mapping[str, Any]
+) -> dict[str, Any]:
+    """Return what a peer takes; ``over_ours``: times our call, times our repeated call."""
+    records: dict[str, Any] = {}
+    for name, (timed, wrong) in peer.operators(bench).items():
+        try:
+            if wrong:
+                raise ConfigError(wrong)
+            found: dict[str, Any] = {"wall_us": summary(timed(rounds))}
+            peer.keep_memory(False)
+            found["as_is_us"] = summary(timed(rounds))
+            peer.keep_memory(True)
+        except ConfigError as error:
+            records[f"{peer.name}: {name}"] = {"absent": str(error)}
+            continue
+        mine = ours.get(name, {})
+        found["over_ours"] = {
+            kind: round(found["wall_us"]["median"] / mine[kind]["median"], 3)
+            for kind in ("wall_us", "repeated_us")
+            if kind in mine
+        }
+        records[f"{peer.name}: {name}"] = found
+    return records
 
 
 def _wall_us(work: Callable[[], Any], rounds: int, on_gpu: bool) -> list[float]:
@@ -228,16 +340,24 @@ def _graph_us(work: Callable[[], Any], rounds: int) -> list[float]:
 
 
 def table(report: dict[str, Any]) -> list[list[str]]:
-    """Return one line a grid and operator; the first line is the head."""
-    lines = [["grid", "MB", "operator", "graph µs", "wall µs", "GB/s", "of copy"]]
+    """Return one line a grid and operator; the first line is the head. Columns of nothing are out.
+
+    ``of peak``: of the bandwidth of reading for what reads, else of copying. ``over ours``: the
+    wall time of a peer over that of our call, then over that of our repeated call.
+    """
+    head = ["grid", "operator", "graph µs", "wall µs", "repeated", "GB/s", "of peak", "over ours"]
+    lines = [head]
     for grid, record in report["grids"].items():
         for name, found in record["operators"].items():
-            start = [grid, f"{record['bytes'] / 1e6:,.1f}", name]
-            if "absent" in found:
-                lines.append([*start, f"absent: {found['absent']}", "", "", ""])
-                continue
-            graph = f"{found['graph_us']['median']:,.1f}" if "graph_us" in found else ""
-            share = f"{found['of_copy']:.0%}" if "of_copy" in found else ""
-            wall, rate = f"{found['wall_us']['median']:,.0f}", f"{found['gb_per_s']:,.2f}"
-            lines.append([*start, graph, wall, rate, share])
-    return lines
+            title = f"{name}, absent: {found['absent']}" if "absent" in found else name
+            times = [
+                f"{found[kind]['median']:,.1f}" if kind in found else ""
+                for kind in ("graph_us", "wall_us", "repeated_us")
+            ]
+            rate = f"{found['gb_per_s']:,.1f}" if "gb_per_s" in found else ""
+            share = found.get("of_read", found.get("of_copy"))
+            over = ", ".join(f"{v:.2f}" for v in found.get("over_ours", {}).values())
+            peak = "" if share is None else f"{share:.0%}"
+            lines.append([grid, title, *times, rate, peak, over])
+    used = [i for i in range(len(lines[0])) if any(line[i] for line in lines[1:])]
+    return [[line[i] for i in used] for line in lines]

@@ -33,7 +33,10 @@ def measure(args: argparse.Namespace) -> dict[str, Any]:
     from driveRT_ros.bench import grid
     from driveRT_ros.bench.timing import ceilings
 
-    copy = ceilings()["copy_tb_per_s"] if args.device == "cuda" else 0.0
+    limits: dict[str, float] = {}
+    if args.device == "cuda":
+        limits["copy_tb_per_s"] = ceilings()["copy_tb_per_s"]
+        limits["read_tb_per_s"] = grid.read_tb_per_s(torch.device("cuda"))
     with progress() as bar:
         task = bar.add_task("grids", total=len(sizes) * len(grid.CASES))
 
@@ -41,7 +44,7 @@ def measure(args: argparse.Namespace) -> dict[str, Any]:
             bar.advance(task)
             bar.update(task, description=part)
 
-        how = {"rounds": args.rounds, "copy_tb_per_s": copy, "told": told}
+        how = {"rounds": args.rounds, "ceilings": limits, "told": told}
         return grid.measure(sizes, device=torch.device(args.device), **how)
 
 
