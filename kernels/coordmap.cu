@@ -216,7 +216,9 @@ mask_rows(const __grid_constant__ Levels levels, const __grid_constant__ Domains
     }
 }
 
-// Puts each row into its place in every group that uses it; every group starts on a whole tile.
+// Puts each row into its place in every group that uses it; every group starts on a whole tile. The
+// patterns of the rows of a tile are known from their numbers alone, so the units of a domain share
+// the unions of taps of its tiles too, except for groups of 27, whose rows are yet to be sorted.
 extern "C" __global__ void __launch_bounds__(kThreads, 4)
 order_rows(const __grid_constant__ Levels levels, const __grid_constant__ Domains domains, int n_domains) {
     begin_dependent();
@@ -230,9 +232,9 @@ order_rows(const __grid_constant__ Levels levels, const __grid_constant__ Domain
         const Domain& d = domains.at[unit.domain];
         const Level& out = levels.at[d.out_level];
         const int row_capacity = out.row_capacity, groups = d.groups;
-        const int first = unit.index * unit_rows + threadIdx.x, last = min(unit.index * unit_rows + unit_rows, rows_of(out));
+        const int rows = rows_of(out), first = unit.index * unit_rows + threadIdx.x, last = min(unit.index * unit_rows + unit_rows, rows);
         u32 ahead = first < last ? d.mask[first] : 0u;  // of the next row
-        const int patterns = patterns_of(d), used_bins = groups * patterns;
+        const int patterns = patterns_of(d), used_bins = groups * patterns, tile_bits = __ffs(d.tile_rows) - 1;
         const int* before = d.before + unit.index * static_cast<long long>(used_bins);
         constexpr int per_thread = kMaxBins / kThreads;
         int sizes[per_thread], earlier[per_thread], mine = 0;
@@ -260,10 +262,21 @@ order_rows(const __grid_constant__ Levels levels, const __grid_constant__ Domain
             if (unit.index == 0) d.counts[0] = next[groups - 1] / d.tile_rows;
         }
         __syncthreads();
+        const int tiles = d.group_taps > kKeyTaps ? 0 : min(next[groups - 1] >> tile_bits, d.tile_capacity);
+        const int units_here = (rows + unit_rows - 1) / unit_rows;
+        const int tile0 = static_cast<int>(static_cast<long long>(tiles) * unit.index / units_here);
+        const int tile1 = static_cast<int>(static_cast<long long>(tiles) * (unit.index + 1) / units_here);
+        for (int tile = tile0 + threadIdx.x; tile < tile1; tile += kThreads) d.tile_mask[tile] = 0;
+        __syncthreads();
 #pragma unroll
         for (int i = 0; i < per_thread; ++i) {
             const int b = threadIdx.x * per_thread + i;
-            if (b < used_bins) places[b] += shift[b / patterns] + earlier[i];
+            if (b >= used_bins || !sizes[i]) continue;
+            const int group = b / patterns, rank = b % patterns, place = places[b] + shift[group];
+            places[b] = place + earlier[i];
+            const u32 bits = static_cast<u32>(rank ^ rank >> 1) << group * d.group_taps;
+            const int end_tile = min((place + sizes[i] - 1 >> tile_bits) + 1, tile1);
+            for (int tile = max(place >> tile_bits, tile0); tile < end_tile; ++tile) atomicOr(d.tile_mask + tile, bits);
         }
         __syncthreads();
         const int fits = d.tile_capacity * d.tile_rows;
@@ -356,6 +369,34 @@ sort_rows(const __grid_constant__ Levels levels, const __grid_constant__ Domains
     }
 }
 
+// The tiles of a domain, dearest first, so that no block starts a long tile while others finish; and its
+// executed taps.
+__device__ __forceinline__ void rank_by_taps(const Domain& d) {
+    __shared__ int tiles_of[kMaxTaps + 1], next[kMaxTaps + 1];
+    const int tiles = min(d.counts[0], d.tile_capacity), threads = blockDim.x;
+    if (threadIdx.x <= kMaxTaps) tiles_of[threadIdx.x] = 0;
+    __syncthreads();
+    for (int tile = threadIdx.x; tile < tiles; tile += threads) atomicAdd(tiles_of + __popc(d.tile_mask[tile]), 1);
+    __syncthreads();
+    if (threadIdx.x <= kMaxTaps) {
+        int before = 0;
+        for (int taps = threadIdx.x + 1; taps <= kMaxTaps; ++taps) before += tiles_of[taps];
+        next[threadIdx.x] = before;
+    }
+    if (threadIdx.x == 0) {
+        int executed = 0;
+        for (int taps = 1; taps <= kMaxTaps; ++taps) executed += taps * tiles_of[taps] * d.tile_rows;
+        d.counts[1] = executed;
+    }
+    __syncthreads();
+    u32 ahead = threadIdx.x < tiles ? d.tile_mask[threadIdx.x] : 0u;  // of the next tile
+    for (int tile = threadIdx.x; tile < tiles; tile += threads) {
+        const u32 mask = ahead;
+        if (tile + threads < tiles) ahead = d.tile_mask[tile + threads];
+        d.tile_rank[atomicAdd(next + __popc(mask), 1)] = tile;
+    }
+}
+
 // Writes the input rows of one place of a tile for the taps of the tile in one plane, in ascending
 // order; returns where those of the next plane go.
 __device__ __forceinline__ int* fill_plane(const Level& in, int* entry, int tile_rows, u32 tile, u32 mine, int z, int y, int x, int lines) {
@@ -379,14 +420,21 @@ __device__ __forceinline__ int* fill_plane(const Level& in, int* entry, int tile
     return entry;
 }
 
-// One warp a tile: union of taps and the input rows of each used tap.
+// One warp a tile: the input rows of each used tap, and, for groups of 27, the union of taps. The first
+// blocks rank the tiles of a domain each, whose union is known.
 extern "C" __global__ void __launch_bounds__(kThreads, 4)
 fill_tiles(const __grid_constant__ Levels levels, const __grid_constant__ Domains domains, int n_domains) {
     begin_dependent();
     __shared__ Units units;
+    const int fillers = static_cast<int>(gridDim.x) - n_domains, block = static_cast<int>(blockIdx.x) - n_domains;
+    if (block < 0) {
+        const Domain& d = domains.at[blockIdx.x];
+        if (d.group_taps <= kKeyTaps) rank_by_taps(d);
+        return;
+    }
     list_units(units, threadIdx.x < n_domains ? min(domains.at[threadIdx.x].counts[0], domains.at[threadIdx.x].tile_capacity) : 0);
-    const int lane = threadIdx.x & 31, warps = gridDim.x * (kThreads / 32);
-    for (int turn = blockIdx.x * (kThreads / 32) + (threadIdx.x >> 5);; turn += warps) {
+    const int lane = threadIdx.x & 31, warps = fillers * (kThreads / 32);
+    for (int turn = block * (kThreads / 32) + (threadIdx.x >> 5);; turn += warps) {
         const Unit unit = unit_at(units, n_domains, turn);
         if (unit.domain < 0) return;
         const Domain& d = domains.at[unit.domain];
@@ -396,7 +444,7 @@ fill_tiles(const __grid_constant__ Levels levels, const __grid_constant__ Domain
         const int group = order[0] / out.row_capacity;  // the first place of a tile is never empty
         const int base = group * out.row_capacity, first_tap = group * group_taps;
         int row[kMaxTileRows / 32];
-        u32 mine[kMaxTileRows / 32], bits = 0;
+        u32 mine[kMaxTileRows / 32], bits = 0;  // taps of a row of this lane; of the tile
 #pragma unroll
         for (int i = 0; i < kMaxTileRows / 32; ++i) row[i] = i * 32 + lane < tile_rows ? order[i * 32 + lane] - base : -1;
 #pragma unroll
@@ -406,8 +454,12 @@ fill_tiles(const __grid_constant__ Levels levels, const __grid_constant__ Domain
         }
         const int* at = out.coords + max(row[0], 0) * 3LL;
         int z = at[0], y = at[1], x = at[2];
-        for (int s = 16; s; s /= 2) bits |= __shfl_xor_sync(0xffffffffu, bits, s);
-        if (lane == 0) d.tile_mask[unit.index] = bits << first_tap;
+        if (group_taps > kKeyTaps) {
+            for (int s = 16; s; s /= 2) bits |= __shfl_xor_sync(0xffffffffu, bits, s);
+            if (lane == 0) d.tile_mask[unit.index] = bits;
+        } else {
+            bits = d.tile_mask[unit.index] >> first_tap;
+        }
         const int lines = min(group_taps, 9) / 3, kz = first_tap / 9 + (d.kz > 1 ? -padding : 0), ky = first_tap / 3 % 3 - padding;
         const int z_stride = d.kz > 1 ? stride : 1;
         int* table = d.table + static_cast<long long>(unit.index) * tile_rows * group_taps + lane;
@@ -427,28 +479,9 @@ fill_tiles(const __grid_constant__ Levels levels, const __grid_constant__ Domain
     }
 }
 
-// grid (domains): dearest tiles first, so that no block starts a long tile while others finish; and
-// the executed taps of the domain.
+// Groups of 27 taps: ranks their tiles. grid (domains).
 extern "C" __global__ void __launch_bounds__(kRankThreads) rank_tiles(const __grid_constant__ Domains domains) {
     begin_dependent();
-    __shared__ int tiles_of[kMaxTaps + 1], next[kMaxTaps + 1];
     const Domain& d = domains.at[blockIdx.x];
-    const int tiles = min(d.counts[0], d.tile_capacity);
-    if (threadIdx.x <= kMaxTaps) tiles_of[threadIdx.x] = 0;
-    __syncthreads();
-    for (int tile = threadIdx.x; tile < tiles; tile += kRankThreads) atomicAdd(tiles_of + __popc(d.tile_mask[tile]), 1);
-    __syncthreads();
-    if (threadIdx.x <= kMaxTaps) {
-        int before = 0;
-        for (int taps = threadIdx.x + 1; taps <= kMaxTaps; ++taps) before += tiles_of[taps];
-        next[threadIdx.x] = before;
-    }
-    if (threadIdx.x == 0) {
-        int executed = 0;
-        for (int taps = 1; taps <= kMaxTaps; ++taps) executed += taps * tiles_of[taps] * d.tile_rows;
-        d.counts[1] = executed;
-    }
-    __syncthreads();
-    for (int tile = threadIdx.x; tile < tiles; tile += kRankThreads)
-        d.tile_rank[atomicAdd(next + __popc(d.tile_mask[tile]), 1)] = tile;
+    if (d.group_taps > kKeyTaps) rank_by_taps(d);
 }

@@ -241,7 +241,8 @@ class Frame:
         domains = struct_values("coordmap.cu", "Domain", [m.fields for m in maps], MAX_DOMAINS)
         run = functools.partial(self.backend.launch, "coordmap")
         for name in ("mask_rows", "order_rows", "sort_rows", "fill_tiles"):
-            run(name, self.blocks, 256, self.level_values, domains, len(maps))
+            blocks = self.blocks + len(maps) if name == "fill_tiles" else self.blocks
+            run(name, blocks, 256, self.level_values, domains, len(maps))
         run("rank_tiles", len(maps), 1024, domains)
         return maps
 

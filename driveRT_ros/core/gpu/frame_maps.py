@@ -251,17 +251,19 @@ class FrameMaps:
         )  # fmt: skip
 
     def _domain_launches(self) -> list[Launch]:
-        count, blocks = len(self.domains), self.multiprocessors * 4
+        count = len(self.domains)
+        blocks = max(self.multiprocessors * 4, 2 * count)  # some of fill_tiles rank tiles instead
         both = (self.level_values, self._domain_values, count)
-        names = ["mask_rows", "order_rows", "sort_rows", "fill_tiles"]
-        if all(d.shape.group_taps <= KEY_TAPS for d in self.domains.values()):
-            names.remove("sort_rows")
+        sorts = any(d.shape.group_taps > KEY_TAPS for d in self.domains.values())
+        names = ["mask_rows", "order_rows", *(["sort_rows"] * sorts), "fill_tiles"]
         walk = [
             self._kernel("coordmap", name).bind(blocks, _THREADS, *both, dependent=True)
             for name in names
         ]
-        rank = self._kernel("coordmap", "rank_tiles")
-        return [*walk, rank.bind(count, 1024, self._domain_values, dependent=True)]
+        if sorts:
+            rank = self._kernel("coordmap", "rank_tiles")
+            walk.append(rank.bind(count, 1024, self._domain_values, dependent=True))
+        return walk
 
     def _voxel_launches(self) -> tuple[Launch, ...]:
         rows, length = len(self.features), self.config.voxelization.max_points_per_voxel
