@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Protocol
 
@@ -28,8 +28,8 @@ class Found:
         labels: (M,) int64 index into the class names of all heads.
         decoded: Boxes decoded, also those that were faulty, out of range or suppressed.
         dropped: Counts of what was left out, by reason.
-        heat: Logits of each head, (N, classes of the head) on the device; they hold until the next
-            frame.
+        heat: Returns the logits of each head, (N, classes of the head) on the device; few frames
+            are asked for them, and they hold until the next one.
     """
 
     boxes: torch.Tensor
@@ -37,7 +37,7 @@ class Found:
     labels: torch.Tensor
     decoded: int
     dropped: Mapping[str, int]
-    heat: list[torch.Tensor]
+    heat: Callable[[], list[torch.Tensor]]
 
 
 class BackEnd(Protocol):
@@ -85,4 +85,4 @@ class ReferenceBackEnd:
         clock.lap("postprocess")
         faulty = ("non_finite_boxes", "implausible_boxes", "out_of_range_boxes")
         decoded = sum(len(p.boxes) for p in proposals) + sum(dropped[reason] for reason in faulty)
-        return Found(boxes, scores, labels, decoded, dropped, heat)
+        return Found(boxes, scores, labels, decoded, dropped, lambda: heat)

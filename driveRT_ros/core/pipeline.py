@@ -79,6 +79,7 @@ class LidarPipeline:
             config, weights, self._tensors, self.device, dtype, graph=graph
         )
         self._graph = graph
+        self._class_names = config.model.class_names
         self._back_end = self._make_back_end(config)
 
     @property
@@ -144,25 +145,25 @@ class LidarPipeline:
         # What happened to this frame, and what identifies its result.
         grid = None
         if with_bev:
-            layers = self._layers(frame.result().bev, found.heat)
+            layers = self._layers(frame.result().bev, found.heat())
             grid = build_bev_grid(cloud, self.config, layers)
         fingerprint = {}
         if with_fingerprint:
             shape, front = self.config.voxelization.sparse_shape_zyx, frame.result()
             fingerprint = frame_fingerprint(cloud, front, shape, grid, boxes, scores, labels)
-        stage_ms = clock.stage_ms
+        stage_ms, points_given = clock.stage_ms, cloud.shape[0]
         report = FrameReport(
             stage_ms=stage_ms,
-            num_points=len(cloud),
+            num_points=points_given,
             num_voxels=frame.voxels_per_level[0],
             voxels_per_level=frame.voxels_per_level,
             dropped={**frame.dropped, **found.dropped},
-            notes=self._notes(len(cloud), frame, found),
+            notes=self._notes(points_given, frame, found),
             fingerprint=fingerprint,
             overflow=frame.overflow,
             sparsity=self._sparsity.look(frame.result(), stage_ms) if with_sparsity else None,
         )
-        return Detections(boxes, scores, labels, self.config.model.class_names, report, grid)
+        return Detections(boxes, scores, labels, self._class_names, report, grid)
 
     def _make_back_end(self, config: LidarConfig) -> BackEnd:
         reference = ReferenceBackEnd(config, self._tensors, self.ops)
@@ -178,6 +179,7 @@ class LidarPipeline:
             "empty_input": points == 0,
             "no_voxels": points > 0 and frame.voxels_per_level[0] == 0,
             "plan_not_used": self.plan_note != "",
+            "precision_not_qualified": self.plan is not None and not self.plan.is_qualified,
             "graph_not_used": self.graph_note != "",
             "engine_overflow": bool(frame.overflow),
             "top_k_reached": dropped["over_top_k_candidates"] > 0,
@@ -194,7 +196,7 @@ class LidarPipeline:
         layers = torch.full((len(scores), rows, cols), torch.nan)
         y, x = bev.coords_bzyx[:, 2].long().cpu(), bev.coords_bzyx[:, 3].long().cpu()
         layers[:, y, x] = scores
-        return dict(zip(self.config.model.class_names, layers.numpy()))
+        return dict(zip(self._class_names, layers.numpy()))
 
 
 def _checked(points: torch.Tensor | npt.NDArray[np.floating]) -> torch.Tensor:

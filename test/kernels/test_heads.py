@@ -33,9 +33,9 @@ def heads_of(backend, monkeypatch):
 def check(case, settings, tensors, bev):
     """Compare one frame with the reference; return both results."""
     got = case.find(bev)
-    heat = [part.cpu() for part in got.heat]
+    heat = [part.cpu() for part in got.heat()]
     want = expected(settings, tensors, bev, heat)
-    for mine, theirs in zip(heat, want.heat):
+    for mine, theirs in zip(heat, want.heat()):
         torch.testing.assert_close(mine, theirs, rtol=1e-4, atol=1e-4, equal_nan=True)
     assert torch.equal(got.labels, want.labels)
     torch.testing.assert_close(got.boxes, want.boxes, rtol=1e-4, atol=1e-4)
@@ -74,7 +74,7 @@ def test_the_tensor_cores_give_the_boxes_of_the_reference(heads_of, width, arith
     bev = rows_of(300 if width == 16 else 140, width)
     got = heads_of(settings, tensors, arithmetic).find(bev)
     exact = heads_of(settings, tensors).find(bev)
-    for mine, theirs in zip(got.heat, exact.heat):
+    for mine, theirs in zip(got.heat(), exact.heat()):
         error = (mine - theirs).abs().max() / theirs.abs().max()
         assert 0 < error < tolerance
     assert len(exact.boxes) > 20
@@ -191,7 +191,7 @@ def test_the_peaks_of_the_heat_are_those_of_the_reference(heads_of):
     for count in (CAPACITY, 0, 1, 2, 64, 300):  # a frame must not see the cells of the last one
         bev = rows_of(count, seed=count)
         got, _ = check(case, settings, tensors, bev)
-        plain = expected(config(), tensors, bev, [part.cpu() for part in got.heat])
+        plain = expected(config(), tensors, bev, [part.cpu() for part in got.heat()])
         assert len(got.boxes) == got.decoded  # none of these boxes is faulty
         assert got.decoded < plain.decoded or count < 64  # neighbours hid some
     assert len(got.boxes) > 20

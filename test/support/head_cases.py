@@ -118,7 +118,7 @@ def expected(settings, tensors, bev: SparseTensor, heat=None):
     found = heads.suppress(proposals)
     faulty = [dropped[r] for r in ("non_finite_boxes", "implausible_boxes", "out_of_range_boxes")]
     decoded = sum(len(p.boxes) for p in proposals) + sum(faulty)
-    return Found(found.boxes, found.scores, found.labels, decoded, dropped, own)
+    return Found(found.boxes, found.scores, found.labels, decoded, dropped, lambda: own)
 
 
 def shuffled(bev: SparseTensor, seed: int) -> SparseTensor:

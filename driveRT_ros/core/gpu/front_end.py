@@ -71,7 +71,7 @@ class EngineFrame:
         return {
             "non_finite_points": counts.non_finite_points,
             "out_of_range_points": counts.out_of_range_points,
-            "over_capacity_points": len(self._cloud) - left_out - counts.used_points,
+            "over_capacity_points": self._cloud.shape[0] - left_out - counts.used_points,
             "over_capacity_voxels": 0,
             "over_capacity_voxel_points": 0,
         }
@@ -144,16 +144,16 @@ class EngineFrontEnd:
     def take(self, points: torch.Tensor) -> torch.Tensor:
         """See :class:`~driveRT_ros.core.front_end.FrontEnd`."""
         maps = self._engine.maps
-        if len(points) > len(maps.points):
+        if points.shape[0] > maps.points.shape[0]:
             return self._fallback.take(points)
         with torch.cuda.device_of(maps.points):
             return maps.load(points)
 
     def run(self, cloud: torch.Tensor, clock: StageClock) -> FrontFrame:
         """See :class:`~driveRT_ros.core.front_end.FrontEnd`."""
-        room = len(self._engine.maps.points)
-        if len(cloud) > room:
-            return self._again(cloud, clock, {"points": (len(cloud), room)})
+        given, room = cloud.shape[0], self._engine.maps.points.shape[0]
+        if given > room:
+            return self._again(cloud, clock, {"points": (given, room)})
         clock.lap("voxelize")
         with torch.cuda.device_of(cloud):
             self.graphs.run(clock.lap)

@@ -98,12 +98,14 @@ class SparseHeads:
         boxes = heads * config.post_process_params.max_boxes_per_head
         self._status_words = heads * struct_dtype("heads.cuh", "HeadStatus").itemsize // 4
         first = -(-before // _ALIGN_WORDS) * _ALIGN_WORDS
-        self._sizes = [first, self._status_words, boxes * BOX_DIM, boxes, boxes]
-        self._arena = Arena(self._device, 4 * sum(self._sizes))
+        sizes = [first, self._status_words, boxes * BOX_DIM, boxes, boxes]
+        self._arena = Arena(self._device, 4 * sum(sizes))
         # What the host wants of a frame lies together: one copy brings it.
-        result = self._arena.zeroed(sum(self._sizes))
+        result = self._arena.zeroed(sum(sizes))
         self.copy = HostCopy(result)
-        first_words, self._status, *self._found = result.split(self._sizes)
+        self._on_host = np.split(self.copy.words, np.cumsum(sizes)[:-1])[1:]
+        self._status_names = struct_dtype("heads.cuh", "HeadStatus").names or ()
+        first_words, self._status, *self._found = result.split(sizes)
         self.before = first_words[:before]
         new = self._arena.empty
         self._heat = new(self._rows, classes, dtype=torch.float32)
@@ -157,9 +159,8 @@ class SparseHeads:
             rows: Rows of that frame.
         """
         heads, limit = len(self._classes), self._config.post_process_params.max_boxes_per_head
-        _, status, boxes, scores, labels = np.split(self.copy.words, np.cumsum(self._sizes)[:-1])
-        counts = status.reshape(heads, -1)
-        names = struct_dtype("heads.cuh", "HeadStatus").names or ()
+        status, boxes, scores, labels = self._on_host
+        counts, names = status.reshape(heads, -1), self._status_names
         total = dict(zip(names, counts.sum(axis=0).tolist()))
         kept = np.arange(limit) < counts[:, names.index("kept"), None]
         shape = (heads, limit)
@@ -173,7 +174,7 @@ class SparseHeads:
                 "over_top_k_candidates": total["candidates"] - total["chosen"],
                 **{reason: total[reason] for reason in _FAULTS},
             },
-            heat=list(self._heat[:rows].split(self._classes, dim=1)),
+            heat=lambda: list(self._heat[:rows].split(self._classes, dim=1)),
         )
 
     # ---- made once --------------------------------------------------------------------------

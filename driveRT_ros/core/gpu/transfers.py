@@ -39,7 +39,7 @@ class FrameInput:
             points: (N, 5) float32 or float64, N at most the capacity, on the device or the host;
                 they may change as soon as this returns.
         """
-        count, device = len(points), self._words.device
+        count, device = points.shape[0], self._words.device
         mine = self.points[:count]
         if points.device == device:
             mine.copy_(points)
@@ -64,7 +64,7 @@ class _Slot:
         """Copy a cloud and enqueue its way to the device."""
         if self._fetched is not None:
             self._fetched.synchronize()  # by the frame before last
-        count = len(points)
+        count = points.shape[0]
         self._count.fill_(count)
         first = 0  # the count goes with the first chunk
         for begin in range(0, max(count, 1), _CHUNK_POINTS):
