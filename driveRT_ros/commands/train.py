@@ -1,7 +1,7 @@
-"""Train the LiDAR detector, on simulated drives or on nuScenes.
+"""Train the LiDAR detector, on simulated drives or on nuScenes, or the camera model.
 
-A run lives in one folder: state, weights (weights.safetensors) and parameters (detector.yaml) for
-the detector, log, loss curve.
+The parameter file says which. A run lives in one folder: state, weights (weights.safetensors) and
+parameters (detector.yaml or camera.yaml) for the node, log, loss curve.
 It may be stopped at any time, by --time-limit or Ctrl-C, and goes on with the same command and
 --resume as if it had never stopped. Under torchrun every process trains on its own GPU.
 """
@@ -15,18 +15,18 @@ import time
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from driveRT_ros.commands.common import config_from, console, progress
+from driveRT_ros.commands.common import console, progress
+from driveRT_ros.commands.train_kinds import LINE_EVERY_S, Kind, kind_of
 from driveRT_ros.core.errors import ConfigError
 from driveRT_ros.core.paths import share_path
 
 if TYPE_CHECKING:
     import torch
 
-    from driveRT_ros.train.config import TrainConfig
     from driveRT_ros.train.data import Place
     from driveRT_ros.train.loop import Progress, Trainer
 
-HELP = "train the LiDAR detector"
+HELP = "train the LiDAR detector or the camera model"
 EXAMPLES = """\
 examples:
   drivert train --out run                                  simulated drives, made meanwhile
@@ -34,11 +34,12 @@ examples:
   drivert train --data frames --out run --time-limit 540   train on them for nine minutes ...
   drivert train --data frames --out run --time-limit 540 --resume    ... and for nine more
   drivert train --data /data/nuscenes --make-shards frames prepare nuScenes
+  drivert train --config config/train_lss_small.yaml --make-shards images --scenes 1000
+  drivert train --config config/train_lss_small.yaml --data images --out cameras
   torchrun --nproc-per-node 8 -m driveRT_ros train --data frames --out run
 """
 
 DEFAULT_CONFIG = "config/train_voxelnext_small.yaml"
-_LINE_EVERY_S = 20.0
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -86,43 +87,36 @@ def execute(args: argparse.Namespace) -> int:
     if args.time_limit is not None and args.time_limit <= 0:
         raise ConfigError(f"Option --time-limit must be positive, got {args.time_limit:g}.")
     deadline_s = started + (args.time_limit if args.time_limit is not None else float("inf"))
-    config = _config(args)
+    kind = _kind(args)
     if args.make_shards and args.out:
         raise ConfigError(f"Option --make-shards writes to '{args.make_shards}'; leave out --out.")
     if args.scenes is not None and not args.make_shards:
         raise ConfigError("Option --scenes is for --make-shards; add that, or leave it out.")
     if args.make_shards:
-        return _make_shards(args, config, deadline_s)
+        return _make_shards(args, kind, deadline_s)
     if not args.out:
         raise ConfigError("Option --out names the folder of the run; it is missing.")
-    return _train(args, config, deadline_s)
+    return _train(args, kind, deadline_s)
 
 
-def _config(args: argparse.Namespace) -> TrainConfig:
-    from driveRT_ros.train.config import TrainConfig
-
+def _kind(args: argparse.Namespace) -> Kind:
     single = list(args.set)
     if args.steps is not None:
         single.append(f"optimizer.steps={args.steps}")
-    file = args.config or str(share_path(DEFAULT_CONFIG))
-    return config_from(TrainConfig, file, None, single)
+    return kind_of(args.config or str(share_path(DEFAULT_CONFIG)), single)
 
 
-def _make_shards(args: argparse.Namespace, config: TrainConfig, deadline_s: float) -> int:
-    from driveRT_ros.train.data import Place, num_workers, open_data
-    from driveRT_ros.train.drives import make_shards
-    from driveRT_ros.train.shards import Shards
+def _make_shards(args: argparse.Namespace, kind: Kind, deadline_s: float) -> int:
+    from driveRT_ros.train.data import Place, num_workers
 
-    data = open_data(args.data, config)
-    if isinstance(data, Shards):
-        raise ConfigError(f"'{args.data}' holds frames already; name 'sim' or a nuScenes folder.")
+    data = kind.drives(args.data)
     count = args.scenes or data.count
     if count is None or count < 1:
         raise ConfigError(f"Option --scenes must say how many drives to write, got {args.scenes}.")
     if data.count is not None:
         count = min(count, data.count)
-    workers = num_workers(config, Place())
-    _make_folder(Path(args.make_shards))
+    workers, folder = num_workers(kind.config, Place()), Path(args.make_shards)
+    _make_folder(folder)
     with progress() as bar, _Stop() as stop:
         task = bar.add_task(f"drives of {data.name}", total=count)
 
@@ -132,51 +126,46 @@ def _make_shards(args: argparse.Namespace, config: TrainConfig, deadline_s: floa
                 bar.update(task, description="finishing those begun")
             return stop() or time.monotonic() + 5.0 > deadline_s
 
-        there = make_shards(data, config, Path(args.make_shards), count, workers, on_done)
-    frames = len(Shards(Path(args.make_shards), config.model.class_names))
+        there = kind.write(data, folder, count, workers, on_done)
     rest = "" if there >= count else " The same command goes on."
-    console.print(f"{there} of {count} drives, {frames} frames in {args.make_shards}.{rest}")
+    console.print(f"{there} of {count} drives, {kind.frames(folder)} frames in {folder}.{rest}")
     return 0
 
 
-def _train(args: argparse.Namespace, config: TrainConfig, deadline_s: float) -> int:
-    from driveRT_ros.train.data import build_database, make_loader, num_workers, open_data
-    from driveRT_ros.train.loop import DETECTOR, WEIGHTS, Trainer
+def _train(args: argparse.Namespace, kind: Kind, deadline_s: float) -> int:
+    from driveRT_ros.train.data import num_workers
+    from driveRT_ros.train.loop import WEIGHTS
     from driveRT_ros.train.state import newest_state
 
     folder = Path(args.out)
-    state = newest_state(folder)
-    if state is not None and not args.resume:
+    if newest_state(folder) is not None and not args.resume:
         raise ConfigError(f"'{folder}' holds a run; add --resume to go on, or name another folder.")
-    data = open_data(args.data, config)
+    data = kind.open(args.data)
     device, place = _join(args.device)
     name = args.data if not hasattr(data, "name") else data.name
     if place.rank == 0:
         _make_folder(folder)
-    trainer = Trainer(config, folder, device, place, name)
-    if state is not None:
-        trainer.resume()
+    trainer = kind.trainer(folder, device, place, name)
     if place.rank == 0:
-        _introduce(trainer, name)
-    database = build_database(data, config, num_workers(config, place), _Cutting(place))
-    loader = make_loader(data, database, config, place, trainer.step, device.type == "cuda")
+        _introduce(trainer, kind.introduce(), name)
+    batches = kind.batches(data, trainer, num_workers(kind.config, place))
     with _Stop() as stop, _Display(trainer) as display:
-        done = trainer.run(iter(loader), deadline_s=deadline_s, stop=stop, on_step=display.on_step)
+        done = trainer.run(batches, deadline_s=deadline_s, stop=stop, on_step=display.on_step)
     _leave(place)
     if place.rank == 0:
         rest = "" if done else "; the same command with --resume goes on"
         console.print(
-            f"{trainer.step} of {config.optimizer.steps} steps done{rest}. "
-            f"Weights: {folder / WEIGHTS}; their detector: --config {folder / DETECTOR}"
+            f"{trainer.step} of {kind.config.optimizer.steps} steps done{rest}. "
+            f"Weights: {folder / WEIGHTS}; their parameters: --config {folder / kind.parameters}"
         )
     return 0
 
 
-def _introduce(trainer: Trainer, data: str) -> None:
+def _introduce(trainer: Trainer, network: str, data: str) -> None:
     config = trainer.config
     learned = sum(p.numel() for p in trainer.module.parameters())
     console.print(
-        f"VoxelNeXt {list(config.model.channels)}, {learned:,} parameters, on {trainer.device}; "
+        f"{network}, {learned:,} parameters, on {trainer.device}; "
         f"{data}, {config.data.batch_size * trainer.place.world} frames a step; "
         f"step {trainer.step} of {config.optimizer.steps}."
     )
@@ -222,18 +211,6 @@ def _make_folder(folder: Path) -> None:
         raise ConfigError(f"Folder '{folder}' cannot be made: {error}.") from None
     if not os.access(folder, os.W_OK):
         raise ConfigError(f"Folder '{folder}' cannot be written to.")
-
-
-class _Cutting:
-    """Say now and then how far objects to paste are cut out; only rank 0 says anything."""
-
-    def __init__(self, place: Place) -> None:
-        self._on, self._printed = place.rank == 0, time.monotonic()
-
-    def __call__(self, done: int, total: int) -> None:
-        if self._on and time.monotonic() - self._printed > _LINE_EVERY_S / 4:
-            self._printed = time.monotonic()
-            console.print(f"objects to paste: {done} of {total} drives or frames cut")
 
 
 class _Stop:
@@ -283,7 +260,7 @@ class _Display:
             return
         text = f"loss {at.loss:.3g} wait {at.wait_share:.0%}"
         self._bar.update(self._task, completed=at.step, description=text)
-        if not console.is_terminal and time.monotonic() - self._printed > _LINE_EVERY_S:
+        if not console.is_terminal and time.monotonic() - self._printed > LINE_EVERY_S:
             self._printed = time.monotonic()
             console.print(
                 f"step {at.step} of {self._total}: loss {at.loss:.4g}, {at.frames_per_s:.1f} "
