@@ -1,8 +1,7 @@
 """Are two results the same boxes, as far as rounding does not decide?
 
-Rounding decides about a box whose score is at the threshold, or at the last place of a full head,
-and, now and then, about which of two overlapping boxes with nearly equal scores stays. Every other
-box of one result must have its like in the other.
+About some boxes rounding decides (:mod:`driveRT_ros.core.box_match`). Every other box of one result
+must have its like in the other.
 """
 
 from __future__ import annotations
@@ -11,9 +10,9 @@ from dataclasses import dataclass
 
 import torch
 
+from driveRT_ros.core.box_match import box_differences, explain_missing
 from driveRT_ros.core.config import LidarConfig
 from driveRT_ros.core.frame import Detections
-from driveRT_ros.core.nms import rotated_iou_bev
 
 CLOSE = (1e-3, 1e-4)
 """Metres, radians or m/s, and score: float32 arithmetic."""
@@ -24,7 +23,6 @@ LEAST_MATCHED = 0.5
 """A result of less precision with a smaller share of the boxes is taken for a fault."""
 MOST_TIES = 0.1
 """More boxes that lost against nearly equal ones, two apart from small results, are no accident."""
-_APART = 0.25  # metres, radians or m/s; closer boxes are one box that moved
 
 
 @dataclass(frozen=True)
@@ -74,20 +72,20 @@ def compare_boxes(
         precision: Of ``got``; it decides how close is the same.
     """
     tolerance = CLOSE if precision in EXACT else ROUGH
-    box, score = _differences(want, got)
+    box, score = box_differences(want, got)
     same = (box <= tolerance[0]) & (score <= tolerance[1])
     nearest, index = torch.where(same, box, torch.inf).min(dim=1) if len(got) else _none(len(want))
     matched = torch.isfinite(nearest)
     rows = matched.nonzero()[:, 0]
     scores = score[rows, index[rows]]
-    found = _missing(want, got, same, box, config, tolerance[1])
-    lost = _missing(got, want, same.T, box.T, config, tolerance[1])
+    found = explain_missing(want, got, ~same.any(dim=1), box, config, tolerance[1])
+    lost = explain_missing(got, want, ~same.any(dim=0), box.T, config, tolerance[1])
     return BoxCheck(
         boxes=len(got),
         wanted=len(want),
         matched=len(rows),
-        ties=found[0] + lost[0],
-        unexplained=found[1] + lost[1],
+        ties=found.ties + lost.ties,
+        unexplained=found.unexplained + lost.unexplained,
         error_box=float(nearest[rows].max()) if len(rows) else 0.0,
         error_score=float(scores.max()) if len(rows) else 0.0,
     )
@@ -95,50 +93,3 @@ def compare_boxes(
 
 def _none(count: int) -> tuple[torch.Tensor, torch.Tensor]:
     return torch.full((count,), torch.inf), torch.zeros(count, dtype=torch.int64)
-
-
-def _differences(a: Detections, b: Detections) -> tuple[torch.Tensor, torch.Tensor]:
-    """Return the (A, B) largest difference of box values, infinite between classes, and scores."""
-    difference = (a.boxes[:, None].double() - b.boxes[None].double()).abs()
-    yaw = difference[..., 6] % (2 * torch.pi)
-    difference[..., 6] = torch.minimum(yaw, 2 * torch.pi - yaw)
-    largest = difference.amax(dim=2)
-    largest[a.labels[:, None] != b.labels[None]] = torch.inf
-    return largest, (a.scores[:, None].double() - b.scores[None].double()).abs()
-
-
-def _missing(
-    ones: Detections,
-    others: Detections,
-    same: torch.Tensor,
-    difference: torch.Tensor,
-    config: LidarConfig,
-    margin: float,
-) -> tuple[int, int]:
-    """Return how many boxes of ``ones`` the others lack because of a tie, and for no good reason.
-
-    Args:
-        ones: Their boxes are looked for.
-        others: Where.
-        same: (M, N) pairs that are the same.
-        difference: (M, N) largest difference of their values.
-        config: Thresholds and heads of both.
-        margin: Scores closer than this are equal.
-    """
-    post = config.post_process_params
-    heads = config.model.classes_per_head
-    head_of = torch.tensor([number for number, names in enumerate(heads) for _ in names])
-    limits = torch.tensor(post.score_thresholds, dtype=torch.float64)
-    limits = limits.expand(len(head_of)) if len(limits) == 1 else limits
-    mine, theirs = head_of[ones.labels], head_of[others.labels]
-    limit = limits[ones.labels]
-    for head in range(len(heads)):
-        scores = others.scores[theirs == head].double()
-        if len(scores) >= post.max_boxes_per_head:  # full: its last place is a threshold too
-            limit[mine == head] = limit[mine == head].clamp(min=float(scores.min()))
-    missing = ~same.any(dim=1) & (ones.scores.double() > limit + margin)
-    overlap = rotated_iou_bev(ones.boxes.double(), others.boxes.double())
-    beaten = (overlap > post.iou_nms_threshold - 1e-3) & (mine[:, None] == theirs[None])
-    beaten &= others.scores[None].double() >= ones.scores[:, None].double() - margin
-    tied = missing & (beaten & (difference > _APART)).any(dim=1)
-    return int(tied.sum()), int((missing & ~tied).sum())
