@@ -9,6 +9,7 @@ from __future__ import annotations
 import argparse
 import time
 
+from driveRT_ros.commands import build_only
 from driveRT_ros.commands.common import (
     LIDAR_NODE,
     RECORDED,
@@ -28,6 +29,8 @@ examples:
   drivert run --bag my_bag --topic /points_raw --out results --checkpoint voxelnext.safetensors
   drivert run --topic /sensing/lidar/pointcloud        live, until Ctrl-C
   drivert run --camera --bag my_bag                    all cameras of the bag, with pictures
+  drivert run --build-only                             compile and load, then end: first boot
+  drivert run --build-only 9.0                         the same for a GPU that is elsewhere
   drivert run --camera --images /front/image_raw/compressed /back/image_raw/compressed
 """
 
@@ -50,13 +53,24 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--record-all", action="store_true", help="record every output, grids and pictures too"
     )
+    parser.add_argument(
+        "--build-only",
+        nargs="?",
+        const=build_only.HERE,
+        metavar="X.Y",
+        help="compile kernels, load, warm up and end; with a compute capability (9.0) compile for "
+        "that GPU, which need not be there",
+    )
     add_detector_arguments(parser)
     add_output_arguments(parser, "drivert_run")
 
 
 def execute(args: argparse.Namespace) -> int:
     """Run ``drivert run``."""
-    require_ros()
+    if args.build_only in (None, build_only.HERE):
+        require_ros()
+    if args.build_only is not None:
+        return build_only.execute(args)
     if args.camera:
         from driveRT_ros.commands import run_cameras
 

@@ -9,6 +9,7 @@ there; or nothing is processed any more, and the node that sees :attr:`DeviceGua
 from __future__ import annotations
 
 import dataclasses
+import gc
 import time
 from collections.abc import Callable
 from typing import Any
@@ -125,13 +126,15 @@ class DeviceGuard:
 
     def _rebuilt(self) -> Any:
         self._logger.info(f"Building the pipeline on device '{self._device}' again.")
-        torch.cuda.empty_cache()
+        _free_memory()
         pipeline = self._make(dataclasses.replace(self._config, device=str(self._device)))
         pipeline.warm_up()
         return pipeline
 
     def _on_stand_in(self) -> Any:
         if self._stand_in is None:
+            if not self._lost:
+                _free_memory()  # while the CPU works, other processes may need it
             self._stand_in = self._make(_on_cpu(self._config))
         return self._stand_in
 
@@ -180,6 +183,11 @@ class DeviceGuard:
         self._failures, self._wait_s, self._stand_in = 0, FIRST_WAIT_S, None
         self._health.cleared(FALLBACK)
         self._logger.info(f"Frames are processed on device '{self._device}' again.")
+
+
+def _free_memory() -> None:
+    gc.collect()  # what refers to itself goes only now
+    torch.cuda.empty_cache()
 
 
 def _on_cpu(config: Any) -> Any:
