@@ -42,6 +42,18 @@ __device__ __forceinline__ int cell_of(float p, float low, float size, int cells
     return c >= 0.f && c < static_cast<float>(cells) ? static_cast<int>(c) : -1;
 }
 
+// Sets a cell; whoever sets the first one of a word marks its leaf too. Near the sensor thousands of
+// points share a word of leaves, so it must see few atomics.
+__device__ __forceinline__ void mark_cell(const Level& level, const LeafBit& at) {
+    u64* word = word_of(level, at.leaf_cell, at.word);
+    const u64 bit = 1ull << at.bit, seen = __ldcg(word);
+    if (seen & bit) return;
+    if (seen)
+        atomicOr(word, bit);
+    else if (!atomicOr(word, bit))
+        mark_leaves(level, at.leaf_cell >> 5, 1u << (at.leaf_cell & 31));
+}
+
 // points (n, stride) -> point_cell (n): leaf raster index and bit of each point; and the cells.
 // dropped: non-finite points, points outside.
 extern "C" __global__ void mark_points(const __grid_constant__ Level level, const __grid_constant__ VoxelGrid grid,
@@ -61,9 +73,7 @@ extern "C" __global__ void mark_points(const __grid_constant__ Level level, cons
         if (finite && in_range && x >= 0 && y >= 0 && z >= 0) {
             const LeafBit at = leaf_bit(level, z, y, x);
             cell = make_int2(at.leaf_cell, at.word * 64 + at.bit);
-            u64* word = word_of(level, at.leaf_cell, at.word);
-            if (!(__ldcg(word) >> at.bit & 1)) atomicOr(word, 1ull << at.bit);
-            mark_leaves(level, at.leaf_cell >> 5, 1u << (at.leaf_cell & 31));
+            mark_cell(level, at);
         } else if (finite) {
             ++outside;
         } else {
