@@ -253,7 +253,9 @@ __device__ __forceinline__ void mark_from_leaf(const Level& level, u32* seen, co
         int low, high;
         covering(s, z0 & (s - 1), k, &low, &high);
         u64 cells = 0;
-        for (int i = low; i <= high; ++i) cells |= leaf[i];
+#pragma unroll
+        for (int i = 0; i < kWordsPerLeaf; ++i)  // unrolled, so that all words are in flight together
+            if (i >= low && i <= high) cells |= leaf[i];
         if (cells && (z0 >> bits) + k < level.nz)
             mark_window(level, seen, (z0 >> bits) + k, y0 >> bits, x0 >> bits, activated(cells, s, y0 & (s - 1), x0 & (s - 1)));
         return;
