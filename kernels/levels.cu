@@ -263,14 +263,14 @@ __device__ __forceinline__ void mark_from_leaf(const Level& level, u32* seen, co
     u64 cells = 0;
     for (int i = 0; i < kWordsPerLeaf; ++i) cells |= leaf[i];
     const int s = 8 << k, bits = 3 + k;  // of the level that is merged
+    const int y = y0 >> bits << k, x = x0 >> bits << k, margin = level.kind == 1 ? 0 : 1;
+    const u64 mark = margin ? 0x070707ull : 1ull;
+    u64 window = 0;  // of at most 7 x 7 cells
     for (u64 rest = activated(cells, s, y0 & (s - 1), x0 & (s - 1)); rest; rest &= rest - 1) {
-        const int bit = __ffsll(rest) - 1, y = ((y0 >> bits) + (bit >> 3)) << k, x = ((x0 >> bits) + (bit & 7)) << k;
-        if (y >= level.ny || x >= level.nx) continue;
-        if (level.kind == 1)
-            mark_window(level, seen, 0, y, x, 1ull);
-        else
-            mark_window(level, seen, 0, y - 1, x - 1, 0x070707ull);
+        const int bit = __ffsll(rest) - 1, dy = bit >> 3 << k, dx = (bit & 7) << k;
+        if (y + dy < level.ny && x + dx < level.nx) window |= mark << (dy * 8 + dx);
     }
+    if (window) mark_window(level, seen, 0, y - margin, x - margin, window);
 }
 
 // Marks the cells and leaves of one level, one thread a leaf of level 1 and slice of its window. The
