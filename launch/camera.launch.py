@@ -47,6 +47,12 @@ def generate_launch_description():
             ),
             DeclareLaunchArgument("use_sim_time", default_value="false"),
             DeclareLaunchArgument("rviz", default_value="false"),
+            DeclareLaunchArgument(
+                "respawn",
+                default_value="false",
+                description="start the node again when it ends; with the parameter on_device_loss "
+                "at 'exit' this brings a lost GPU back",
+            ),
             # Fast DDS loses most best-effort messages of image size over its default transports.
             SetEnvironmentVariable(
                 "FASTDDS_BUILTIN_TRANSPORTS",
@@ -59,6 +65,8 @@ def generate_launch_description():
                 namespace="",
                 output="screen",
                 emulate_tty=True,
+                respawn=LaunchConfiguration("respawn"),
+                respawn_delay=2.0,
                 parameters=[
                     LaunchConfiguration("params"),
                     {

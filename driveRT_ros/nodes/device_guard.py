@@ -143,6 +143,11 @@ class DeviceGuard:
         fault = device_fault(error) if self._device.type == "cuda" else None
         if fault is None:
             return None
+        if not fault.context_lost:
+            try:  # it may be but the first sign of a worse one, as where a library call fails
+                torch.cuda.synchronize(self._device)
+            except RuntimeError as worse:
+                fault, error = device_fault(worse) or fault, worse
         wreck, self._pipeline = self._pipeline, None
         self._failures += 1
         if fault.context_lost:

@@ -94,6 +94,7 @@ def emptied(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     """Count how often memory is given back to the device."""
     calls: list[str] = []
     monkeypatch.setattr(torch.cuda, "empty_cache", lambda: calls.append("emptied"))
+    monkeypatch.setattr(torch.cuda, "synchronize", lambda device: None)
     monkeypatch.setattr(device_guard, "_WRECKS", [])
     return calls
 
@@ -182,6 +183,19 @@ def test_nothing_in_a_lost_context_is_freed() -> None:
     guarded = Guarded("lost", config=LidarConfig.from_dict(SMALL_STILL))
     with Run(guarded) as run:
         run.clouds(2)
+        assert guarded.alive() is not None
+
+
+def test_a_failed_call_that_hides_a_lost_context_is_known_as_such(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    # Kernels fail behind the host's back, so another call is often the first to say that it failed.
+    monkeypatch.setattr(torch.cuda, "synchronize", lambda device: fail("lost"))
+    guarded = Guarded(RuntimeError("cuDNN error: CUDNN_STATUS_EXECUTION_FAILED"))
+    with Run(guarded) as run:
+        assert run.clouds(2) == [2]
+        [(level, sentence)] = guarded.faults()
+        assert level == ERROR and "illegal memory access" in sentence
         assert guarded.alive() is not None
 
 
