@@ -7,7 +7,8 @@
 // (v + w) x^32. So a message may be cut anywhere, and each piece be brought to the end of the message
 // by one product. Three levels do this:
 //   1. chunk: lane l takes the words l, l + 32, ... (a warp reads 128 bytes at once) and brings its
-//      register on by 128 bytes a step; 32 lanes fold in pairs, 1, 2, 4, 8, 16 words apart.
+//      register on by 128 bytes a step; 32 lanes fold in pairs, 1, 2, 4, 8, 16 words apart. A whole
+//      block of 4 KB has a way of its own, which asks no word for its place.
 //   2. block: warp w takes the chunks w, w + 8, ... of its span and folds with the others as lanes do.
 //      Of plain bytes (`plain`) the chunks are the message; of a checksum it is the list of their
 //      CRCs, a word each.
@@ -17,11 +18,13 @@
 //
 // A product with a fixed power of x is 7 look-ups by 5 bits in shared memory, tables made by the host.
 // 32 entries of a table lie in 32 banks and equal entries are one address: no conflicts, from one copy
-// of 896 bytes. Slices of 8 bits would be 4 look-ups, each with about 3 conflicts. Only the product of
-// level 3 is done bit by bit, once a block.
+// of 896 bytes. The product of whole blocks, past 128 bytes, is 6 look-ups by 6 or 5 bits in tables of
+// which every lane has a copy in a bank of its own (32 KB); offsets in bytes keep a look-up at a shift,
+// one logical operation and the load. Only the product of level 3 is done bit by bit, once a block.
 //
-// Estimate: 128 bytes take a warp 7 cycles of shared memory and about 9 of integer units, so 132
-// multiprocessors at 1.8 GHz read at most 3.3 TB/s; not measured yet. One launch, nothing waits.
+// Estimate from the code for 9.0: 128 bytes take 13 operations of the integer units and 6 of shared
+// memory, and 4 KB another 110 to fold, so 132 multiprocessors at 1.98 GHz read at most 4.0 TB/s. One
+// launch, nothing waits.
 #include "grid_ops.cuh"
 
 #define WARPS 8
@@ -29,6 +32,10 @@
 #define PIECES 6   // the first of those of level 2
 #define DIGITS 7   // of 5 bits in a word
 #define BATCH 8    // words of a lane in flight
+#define BLOCK_BYTES 4096
+#define BLOCK_BATCH 16     // the same in a whole block
+#define WIDE_DIGITS 6      // of 6 and 5 bits: the product with x^1024, one copy of its tables a lane
+#define WIDE_ENTRIES 256   // 2 of 64, 4 of 32
 
 struct Checksum {
     const u32* data;
@@ -46,10 +53,12 @@ struct Checksum {
 
 // v x^(32 * 2^k) mod P
 __device__ __forceinline__ u32 shift(const u32* tables, int k, u32 v) {
-    const u32* t = tables + k * (DIGITS * 32);
-    u32 r = t[v & 31];
+    u32 r = 0;
 #pragma unroll
-    for (int d = 1; d < DIGITS; ++d) r ^= t[d * 32 + (v >> (5 * d) & 31)];
+    for (int d = 0; d < DIGITS; ++d) {
+        const u32 entry = d ? v >> (5 * d - 2) & 124 : v << 2 & 124;  // in bytes
+        r ^= *at_byte<u32>(tables, entry + 128 * (k * DIGITS + d));
+    }
     return r;
 }
 
@@ -66,6 +75,51 @@ __device__ __forceinline__ u32 fold(const u32* tables, int levels, u32 v) {
         v = shift(tables, k, v) ^ right;
     }
     return v;
+}
+
+// First bit and first entry of a digit of the wide tables.
+__device__ __forceinline__ constexpr int wide_bit(int d) { return d < 2 ? 6 * d : 12 + 5 * (d - 2); }
+__device__ __forceinline__ constexpr int wide_entry(int d) { return d < 2 ? 64 * d : 128 + 32 * (d - 2); }
+
+// Fills the wide tables from those of five bits: copy l of entry e is word 32 e + l, in bank l.
+__device__ __forceinline__ void fill_wide(const u32* tables, u32* wide) {
+    for (int e = threadIdx.x; e < WIDE_ENTRIES; e += 32 * WARPS) {
+        const int d = e < 128 ? e / 64 : 2 + (e - 128) / 32;
+        const u32 v = shift(tables, 5, static_cast<u32>(e - wide_entry(d)) << wide_bit(d));
+        for (int i = 0; i < 32; ++i) wide[32 * e + ((e + i) & 31)] = v;
+    }
+}
+
+// v x^1024 mod P, from the copy of a lane: bytes 4 lane to 4 lane + 3 of every entry of 128.
+__device__ __forceinline__ u32 shift_wide(const u32* wide, u32 lane_bytes, u32 v) {
+    u32 r = 0;
+#pragma unroll
+    for (int d = 0; d < WIDE_DIGITS; ++d) {
+        const u32 mask = (d < 2 ? 63 : 31) << 7;
+        const u32 moved = wide_bit(d) < 7 ? v << (7 - wide_bit(d)) : v >> (wide_bit(d) - 7);
+        r ^= *at_byte<u32>(wide, ((moved & mask) | lane_bytes) + 128 * wide_entry(d));
+    }
+    return r;
+}
+
+// The register after a lane's words of one whole block, `start` before it.
+__device__ __forceinline__ u32 block_lane(const u32* wide, const u32* words, u32 start) {
+    const int lane = threadIdx.x & 31;
+    u32 v = lane ? 0u : start;
+#pragma unroll
+    for (int b = 0; b < BLOCK_BYTES / 4 / 32; b += BLOCK_BATCH) {
+        u32 w[BLOCK_BATCH];
+#pragma unroll
+        for (int j = 0; j < BLOCK_BATCH; ++j) w[j] = __ldcs(words + 32 * (b + j) + lane);
+#pragma unroll
+        for (int j = 0; j < BLOCK_BATCH; ++j) v = (b + j ? shift_wide(wide, 4 * lane, v) : v) ^ w[j];
+    }
+    return v;
+}
+
+// What the lanes hold brought to the end of their chunk, in all lanes.
+__device__ __forceinline__ u32 fold_lanes(const u32* tables, u32 v) {
+    return __shfl_sync(0xffffffffu, shift(tables, 0, fold(tables, 5, v)), 0);
 }
 
 // The register after `bytes`, `start` before, by a warp, in all lanes.
@@ -85,8 +139,7 @@ __device__ __forceinline__ u32 chunk_register(const u32* tables, const u32* word
         for (int j = 0; j < BATCH; ++j) v = shift(tables, 5, v) ^ w[j];
         i += 32 * BATCH;
     }
-    v = __shfl_sync(0xffffffffu, shift(tables, 0, fold(tables, 5, v)), 0);
-    if (!count) v = start;
+    v = count ? fold_lanes(tables, v) : start;
     const unsigned char* rest = reinterpret_cast<const unsigned char*>(words + count);
     for (u32 i = 0; i < (bytes & 3); ++i) v = times_x(v ^ rest[i], 8);
     return v;
@@ -114,11 +167,14 @@ __device__ __forceinline__ u32 shift_by(const u32* powers, u64 words, u32 v) {
     return product(v, factor);
 }
 
-extern "C" __global__ void __launch_bounds__(32 * WARPS, 6) crc_chunks(const Checksum m) {
+extern "C" __global__ void __launch_bounds__(32 * WARPS, 5) crc_chunks(const Checksum m) {
     begin_dependent();
     __shared__ u32 shared_tables[SHIFTS * DIGITS * 32];
+    __shared__ u32 shared_wide[WIDE_ENTRIES * 32];
     __shared__ u32 shared_sums[WARPS];
     for (int i = threadIdx.x; i < SHIFTS * DIGITS * 32; i += 32 * WARPS) shared_tables[i] = m.tables[i];
+    __syncthreads();
+    if (m.chunk_bytes == BLOCK_BYTES) fill_wide(shared_tables, shared_wide);
     __syncthreads();
     const int lane = threadIdx.x & 31, warp = threadIdx.x >> 5;
     const u32* pieces = shared_tables + PIECES * (DIGITS * 32);
@@ -140,7 +196,13 @@ extern "C" __global__ void __launch_bounds__(32 * WARPS, 6) crc_chunks(const Che
         const u64 begin = m.begin + static_cast<u64>(chunk) * m.chunk_bytes;
         const u32 bytes = chunk + 1 == m.chunks ? static_cast<u32>(m.end - begin) : m.chunk_bytes;
         const bool first = chunk + m.chunks_before == 0;
-        const u32 v = chunk_register(shared_tables, at_byte<u32>(m.data, begin), bytes, m.plain && !first ? 0u : ~0u);
+        const u32 start = m.plain && !first ? 0u : ~0u;
+        const u32* words = at_byte<u32>(m.data, begin);
+        u32 v;
+        if (bytes == BLOCK_BYTES)
+            v = fold_lanes(shared_tables, block_lane(shared_wide, words, start));
+        else
+            v = chunk_register(shared_tables, words, bytes, start);
         sum ^= m.plain || first ? v : ~v;  // the CRC is ~v, and the first of a list meets all ones
     }
     if (lane == 0) shared_sums[warp] = sum;

@@ -19,7 +19,9 @@ WARPS, THREADS, LEAF_THREADS, UPPER_PARTS = 8, 128, 256, 8
 """As in kernels/grid_ops_*.cu."""
 _POLYNOMIAL, _ONE = 0xEDB88320, 0x80000000
 _WORD_SHIFTS, _PIECE_SHIFTS, _DIGITS = 6, 4, 7
-_BLOCKS_PER_PROCESSOR = 6  # of the checksum: all that its registers let in, so one wave does it
+_BLOCKS_PER_PROCESSOR = 5  # of the checksum: all that its registers let in, so one wave does it
+_BLOCK_SHARED = 42 * 1024  # bytes that each takes of shared memory, what the driver adds included
+_LEAST_SHARED = 64 * 1024  # of a multiprocessor, where torch does not tell
 
 Run = Callable[..., None]
 """Launches ``(stem, kernel, blocks, threads, *arguments)``."""
@@ -224,7 +226,9 @@ def _resident(device: torch.device) -> int:
     """Return how many blocks of the checksum a device runs at once."""
     properties = torch.cuda.get_device_properties(device)
     by_threads = properties.max_threads_per_multi_processor // (32 * WARPS)
-    return properties.multi_processor_count * min(_BLOCKS_PER_PROCESSOR, by_threads)
+    shared = getattr(properties, "shared_memory_per_multiprocessor", _LEAST_SHARED)
+    blocks = min(_BLOCKS_PER_PROCESSOR, by_threads, shared // _BLOCK_SHARED)
+    return properties.multi_processor_count * blocks
 
 
 @functools.cache
