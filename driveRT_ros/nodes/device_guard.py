@@ -17,7 +17,7 @@ from typing import Any
 import torch
 
 from driveRT_ros.core.device_faults import DeviceFault, device_fault, first_line
-from driveRT_ros.core.errors import DeviceError
+from driveRT_ros.core.errors import ConfigError, DeviceError
 from driveRT_ros.nodes.health import ERROR, WARN, Health
 
 MAX_FAILURES = 3
@@ -35,7 +35,7 @@ _WRECKS: list[Any] = []  # what lies in a lost context: freeing it would call CU
 class DeviceGuard:
     """Stand in for the pipeline that a handler calls; one thread uses it at a time.
 
-    Errors still come out of :meth:`process`: who called it counts and reports the frame.
+    Errors still come out of :meth:`process`, whose caller counts and reports the frame.
 
     Args:
         pipeline: Built and warm. On a CPU, nothing is guarded.
@@ -89,10 +89,7 @@ class DeviceGuard:
         return found
 
     def reconfigured(self, config: Any) -> DeviceGuard:
-        """Go on with another configuration of the same model; returns itself.
-
-        A GPU that fails here is built anew at the next frame.
-        """
+        """Go on with another configuration; a GPU that fails at it is built anew later."""
         self._config = config
         try:
             if self._pipeline is not None:
@@ -127,7 +124,10 @@ class DeviceGuard:
     def _rebuilt(self) -> Any:
         self._logger.info(f"Building the pipeline on device '{self._device}' again.")
         _free_memory()
-        pipeline = self._make(dataclasses.replace(self._config, device=str(self._device)))
+        try:
+            pipeline = self._make(dataclasses.replace(self._config, device=str(self._device)))
+        except ConfigError as error:  # it was fine before, so the device has gone
+            raise DeviceError(str(error)) from error
         pipeline.warm_up()
         return pipeline
 
@@ -140,8 +140,8 @@ class DeviceGuard:
 
     def _take_note(self, error: Exception) -> DeviceFault | None:
         """Drop the pipeline where an error is a fault of its GPU, and decide how to go on."""
-        fault = device_fault(error) if self._device.type == "cuda" else None
-        if fault is None:
+        fault = device_fault(error)
+        if fault is None or self._device.type != "cuda":
             return None
         if not fault.context_lost:
             try:  # it may be but the first sign of a worse one, as where a library call fails
@@ -158,14 +158,13 @@ class DeviceGuard:
         return fault
 
     def _fall_back(self, error: Exception) -> None:
-        now_s = self._clock()
-        self._retry_s = now_s + self._wait_s
+        self._retry_s = self._clock() + self._wait_s
         sentence = (
             f"The GPU failed {self._failures} times in a row, last with {first_line(error)}. "
             f"Frames go to the CPU, which is slow; the GPU is tried again after {self._wait_s:g} s."
         )
         self._wait_s = min(2 * self._wait_s, LAST_WAIT_S)
-        self._health.fault(FALLBACK, WARN, sentence, now_s, until_cleared=True)
+        self._health.fault(FALLBACK, WARN, sentence, self._clock(), until_cleared=True)
 
     def _give_up(self, error: Exception) -> None:
         self._lost = True
@@ -174,8 +173,7 @@ class DeviceGuard:
             "brings the GPU back"
         )
         if self._config.on_device_loss == "exit":
-            self.ending = f"{sentence}, so it ends."
-            sentence = self.ending
+            self.ending = sentence = f"{sentence}, so it ends."
         else:
             sentence += (
                 "; until then frames go to the CPU, which is slow. Where something starts the "

@@ -14,6 +14,7 @@ from driveRT_ros.core.camera_config import CameraConfig
 from driveRT_ros.core.camera_pipeline import CameraPipeline
 from driveRT_ros.core.config import LidarConfig
 from driveRT_ros.core.device_faults import DEVICE_ERROR, OUT_OF_MEMORY
+from driveRT_ros.core.errors import ConfigError
 from driveRT_ros.core.pipeline import LidarPipeline
 from driveRT_ros.nodes import device_guard
 from driveRT_ros.nodes.device_guard import FIRST_WAIT_S, LAST_WAIT_S, MAX_FAILURES, DeviceGuard
@@ -158,6 +159,15 @@ def test_the_wait_stops_growing() -> None:
             assert len(run.clouds(1, after_s=LAST_WAIT_S)) == 1
         assert f"{LAST_WAIT_S:g} s" in guarded.faults()[0][1]
     assert next(guarded.script, None) is None
+
+
+def test_a_gpu_that_has_gone_is_a_fault_and_no_wrong_parameter() -> None:
+    gone = ConfigError("Parameter 'device' 'cuda:0' cannot be used: no CUDA-capable device.")
+    guarded = Guarded("refused", *[gone] * (MAX_FAILURES - 1))
+    with Run(guarded) as run:
+        assert run.clouds(MAX_FAILURES + 1) == [MAX_FAILURES + 1]
+        assert guarded.health.state.dropped == {DEVICE_ERROR: MAX_FAILURES}
+        assert "no CUDA-capable device" in guarded.faults()[0][1]
 
 
 def test_a_lost_context_leaves_the_cpu_for_good_and_says_that_a_restart_helps(
