@@ -49,7 +49,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     _add_source(parser)
     group = parser.add_argument_group("detector")
     group.add_argument(
-        *("--checkpoint", "--weights"), metavar="FILE", help="weights; default: that of the package"
+        *("--checkpoint", "--weights"), metavar="FILE", help="default: those of the package"
     )
     group.add_argument("--config", metavar="YAML", help="parameter file, plain or in ROS form")
     group.add_argument("--device", help="auto, cpu, cuda or cuda:N")

@@ -16,11 +16,12 @@ from driveRT_ros.core.config import LidarConfig, ModelConfig
 from driveRT_ros.core.errors import CheckpointError
 from driveRT_ros.models.graph import LayerSpec, build_graph
 from driveRT_ros.models.layouts import LAYOUTS, detect_layout, stored_shape, to_taps
-from driveRT_ros.models.stored import read_weights, write_weights
+from driveRT_ros.models.stored import read_weights, stored_model, write_weights
 from driveRT_ros.models.strict import (
     check_tensor,
     compare_keys,
     file_sha256,
+    read_header,
     read_pickle,
 )
 from driveRT_ros.models.weights import VoxelNeXtWeights, fold_batch_norm
@@ -55,6 +56,15 @@ def load_weights(
         f"'{path}' has the suffix '{suffix}'; weights are '.safetensors' files, or '.pth' of "
         "OpenPCDet."
     )
+
+
+def model_of(path: Path) -> ModelConfig:
+    """Return the model that a ``.safetensors`` file of ours is for.
+
+    Raises:
+        CheckpointError: If it cannot be read, or is not ours.
+    """
+    return stored_model(path, read_header(path, FORMAT, FORMAT_VERSION), ModelConfig)
 
 
 def load_openpcdet(

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import dataclasses
-import json
 from pathlib import Path
 from typing import TypeVar
 
 from driveRT_ros.core.camera_config import CameraConfig
 from driveRT_ros.core.config import LidarConfig, VoxelizationConfig
-from driveRT_ros.core.errors import CheckpointError, ConfigError
 from driveRT_ros.models import checkpoint, lss_weights
+from driveRT_ros.models.stored import stored_model
 from driveRT_ros.models.strict import read_header
 
 FOLDER = Path(__file__).resolve().parent / "weights"
@@ -72,11 +71,7 @@ def with_shipped_weights(config: C) -> C:
     if isinstance(config, LidarConfig) and config.voxelization.voxel_size != usual:
         return config
     header = read_header(path, shipped.kind, shipped.version)
-    default = type(config.model)()
-    try:
-        model = type(default).from_dict(json.loads(header["model"]))
-    except (KeyError, ValueError, ConfigError) as error:
-        raise CheckpointError(f"'{path}' has an unusable header: {error}.") from None
-    if config.model not in (default, model):
+    model = stored_model(path, header, type(config.model))
+    if config.model not in (type(config.model)(), model):
         return config
     return dataclasses.replace(config, checkpoint_path=str(path), model=model)

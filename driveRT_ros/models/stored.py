@@ -7,7 +7,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import safetensors.torch
 import torch
@@ -15,6 +15,8 @@ import torch
 from driveRT_ros.core.errors import CheckpointError, ConfigError
 from driveRT_ros.core.schema import Config
 from driveRT_ros.models.strict import read_safetensors, tensors_sha256
+
+C = TypeVar("C", bound=Config)
 
 
 @dataclass(frozen=True, eq=False)
@@ -87,10 +89,10 @@ def read_weights(
         CheckpointError: If the file cannot be read, is of another format or for another model.
     """
     header, tensors = read_safetensors(path, kind, version)
+    stored = stored_model(path, header, type(model))
     try:
-        stored = type(model).from_dict(json.loads(header["model"]))
         trained = bool(json.loads(header["trained"]))
-    except (KeyError, ValueError, ConfigError) as error:
+    except (KeyError, ValueError) as error:
         raise CheckpointError(f"'{path}' has an unusable header: {error}.") from None
     wanted = dict(_flat(model.to_dict()))
     for name, value in _flat(stored.to_dict()):
@@ -100,6 +102,23 @@ def read_weights(
                 f"{wanted[name]}."
             )
     return tensors, trained
+
+
+def stored_model(path: Path, header: Mapping[str, str], kind: type[C]) -> C:
+    """Return the model that a file is for.
+
+    Args:
+        path: The file, for messages.
+        header: Of the file.
+        kind: Class of its model config.
+
+    Raises:
+        CheckpointError: If the header does not tell.
+    """
+    try:
+        return kind.from_dict(json.loads(header["model"]))
+    except (KeyError, ValueError, ConfigError) as error:
+        raise CheckpointError(f"'{path}' has an unusable header: {error}.") from None
 
 
 def _flat(tree: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:

@@ -68,6 +68,7 @@ class Shards:
     Attributes:
         labels: Of each frame, the classes of its objects.
         num_points: Of each frame, the points of its objects.
+        name: What the frames are, for reports.
 
     Raises:
         ConfigError: If the index cannot be read, is of another version or of other classes.
@@ -79,6 +80,7 @@ class Shards:
             tree = json.loads(path.read_text(encoding="utf-8"))
             kind, shards = (tree["format"], tree["version"]), tree["shards"]
             names = tuple(tree["class_names"])
+            source = str(tree["source"])
             self._where = [(s["file"], k) for s in shards for k in range(len(s["labels"]))]
             self.labels = [np.array(v, np.int64) for s in shards for v in s["labels"]]
             self.num_points = [np.array(v, np.int64) for s in shards for v in s["num_points"]]
@@ -93,7 +95,7 @@ class Shards:
             )
         if not self._where:
             raise ConfigError(f"'{folder}' holds no frame.")
-        self.folder = folder
+        self.folder, self.name = folder, f"{source}, {len(self._where)} frames"
 
     def __len__(self) -> int:
         return len(self._where)
