@@ -16,6 +16,7 @@ from driveRT_ros.commands import (
     info,
     replay,
     run,
+    ship,
     train,
     tune,
     verify,
@@ -33,6 +34,7 @@ COMMANDS = {
     "train": train,
     "bench": bench,
     "eval": eval,
+    "ship": ship,
     "verify": verify,
     "info": info,
 }
