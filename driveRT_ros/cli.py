@@ -14,6 +14,7 @@ from driveRT_ros.commands import (
     eval,
     export,
     info,
+    qualify,
     replay,
     run,
     ship,
@@ -31,6 +32,7 @@ COMMANDS = {
     "convert": convert,
     "export": export,
     "tune": tune,
+    "qualify": qualify,
     "train": train,
     "bench": bench,
     "eval": eval,
@@ -40,7 +42,7 @@ COMMANDS = {
 }
 
 _EPILOG = """\
-exit codes: 0 done, 1 a node failed, 2 something asked for cannot be done, 130 interrupted
+exit codes: 0 done, 1 a node or check failed, 2 something asked for cannot be done, 130 interrupted
 
 examples:
   drivert demo                                   simulate, detect over real ROS 2, draw pictures
@@ -49,6 +51,7 @@ examples:
   drivert convert --sim scene_bag                a rosbag2 that every ROS 2 tool plays
   drivert export nvdb --bag my_bag               its voxels, for NanoVDB tools
   drivert tune --output plan.json                find the fastest kernels for this GPU
+  drivert qualify --plan plan.json               does less precision find the same objects?
   drivert bench sparse                           time the engine on this GPU
   drivert train --out run --time-limit 600       weights from simulated drives
   drivert eval --sim 100 --checkpoint FILE       how good weights are: mAP, NDS, pictures

@@ -1,4 +1,4 @@
-"""Show the versions and devices of this machine, and what is inside a bag."""
+"""Show the versions and devices of this machine, and what is inside a bag or a Plan."""
 
 from __future__ import annotations
 
@@ -14,11 +14,12 @@ from driveRT_ros import __version__
 from driveRT_ros.commands.common import console
 from driveRT_ros.core.errors import ConfigError
 
-HELP = "show versions, devices, ROS availability and the contents of a bag"
+HELP = "show versions, devices, ROS availability and the contents of a bag or a Plan"
 EXAMPLES = """\
 examples:
   drivert info
   drivert info my_bag
+  drivert info plan.json                         what drivert tune and drivert qualify found
   drivert info my_bag --sparsity --frames 20     what explains the time that frames take
 """
 
@@ -36,7 +37,9 @@ _MESSAGE_PACKAGES = (
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the options of ``drivert info``."""
-    parser.add_argument("bag", nargs="?", metavar="BAG", help="a rosbag2 folder or storage file")
+    parser.add_argument(
+        "bag", nargs="?", metavar="BAG", help="a rosbag2 folder or storage file; or a Plan, .json"
+    )
     group = parser.add_argument_group("sparsity")
     group.add_argument(
         "--sparsity", action="store_true", help="voxels, neighbours, tiles and leaves of its clouds"
@@ -57,6 +60,11 @@ def execute(args: argparse.Namespace) -> int:
         raise ConfigError(f"Option --{given[0]} is for --sparsity: add that, or leave it out.")
     if not args.bag:
         _show_machine()
+        return 0
+    if args.bag.endswith(".json") and not args.sparsity:
+        from driveRT_ros.commands.plan_table import show_plan
+
+        show_plan(args.bag)
         return 0
     _show_bag(args.bag)
     if args.sparsity:

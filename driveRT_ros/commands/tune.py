@@ -57,7 +57,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument("--precision", choices=PRECISIONS, help="default: that of the parameters")
     parser.add_argument(
-        *("--checkpoint", "--weights"), metavar="FILE", help="weights; default: untrained ones"
+        *("--checkpoint", "--weights"), metavar="FILE", help="default: those of the package"
     )
     parser.add_argument("--config", metavar="YAML", help="parameter file, plain or in ROS form")
     parser.add_argument(
@@ -109,9 +109,12 @@ def execute(args: argparse.Namespace) -> int:
             console.print(file.note)
         plan = tuner.run()
     earlier = earlier_plan(output, gpu)
-    if earlier and earlier.pools:
-        kept = {"pools": earlier.measured.get("pools", {})}
-        plan = dataclasses.replace(plan, pools=earlier.pools, measured={**plan.measured, **kept})
+    if earlier:
+        # A verdict names the tactics that it is about: what was said of others does no harm.
+        kept = {"pools": earlier.measured["pools"]} if "pools" in earlier.measured else {}
+        measured = {**plan.measured, **kept}
+        both = {"pools": earlier.pools, "qualified": earlier.qualified}
+        plan = dataclasses.replace(plan, measured=measured, **both)
     plan.save(output)
     _show(plan, output)
     return 0
@@ -308,3 +311,6 @@ def _show(plan: Plan, output: Path) -> None:
     if not found["complete"]:
         console.print("The search is not complete; start the same command again to continue.")
     console.print(f"Wrote {output}.")
+    if plan.precision != "fp32":
+        told = f"Whether {plan.precision} finds what fp32 finds, tells"
+        console.print(f"{told} 'drivert qualify --plan {output}'.")

@@ -1,4 +1,4 @@
-"""What tuning is about: the GPU at hand, and the file that its Plan goes to."""
+"""What tuning and qualifying are about: the GPU at hand, and the file of its Plan."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Gpu:
-    """The GPU that is tuned."""
+    """The GPU that is tuned or qualified."""
 
     device: torch.device
     name: str
@@ -24,11 +24,15 @@ class Gpu:
     capability: tuple[int, int]
 
 
-def find_gpu(wanted: str) -> Gpu:
-    """Return the GPU to tune.
+def find_gpu(
+    wanted: str, task: str = "tune", without: str = "Without a Plan the default one runs."
+) -> Gpu:
+    """Return the GPU to tune or qualify.
 
     Args:
         wanted: Parameter ``device``.
+        task: What it is needed for.
+        without: What happens where there is none.
 
     Raises:
         DeviceError: If there is none.
@@ -40,11 +44,13 @@ def find_gpu(wanted: str) -> Gpu:
 
     if not torch.cuda.is_available():
         raise DeviceError(
-            f"torch {torch.__version__} finds no CUDA device to tune on; run this on the machine "
-            "whose GPU shall be used. Without a Plan the default one runs."
+            f"torch {torch.__version__} finds no CUDA device to {task} on; run this on the machine "
+            f"whose GPU shall be used. {without}"
         )
     if wanted != "auto" and not wanted.startswith("cuda"):
-        raise ConfigError(f"Parameter 'device' is '{wanted}'; only a CUDA device can be tuned.")
+        raise ConfigError(
+            f"Parameter 'device' is '{wanted}'; only on a CUDA device there is anything to {task}."
+        )
     device = torch.device("cuda", torch.device("cuda" if wanted == "auto" else wanted).index or 0)
     return Gpu(
         device,
