@@ -193,6 +193,13 @@ def test_every_slab_of_wide_rows_agrees(precision, slab):
     Layer(tactic(precision, slab=slab, warps=(2, 1), tile_rows=64), 128, 32, 70, taps=9).check()
 
 
+@pytest.mark.parametrize("rows, slab, warps", [(16, 64, (1, 4)), (32, 32, (2, 4))])
+def test_tiles_for_layers_of_few_rows_agree(rows, slab, warps):
+    """Of float64, the widest: two rows of results a warp, and eight warps a tile."""
+    choice = tactic("F64", tile_rows=rows, slab=slab, warps=warps, stages=2)
+    Layer(choice, 128, 128, 40, taps=9).check()
+
+
 @pytest.mark.parametrize("flow", ["staged", "direct"])
 @pytest.mark.parametrize("warps", [(8, 1), (1, 4)])
 def test_warps_share_a_tile_in_any_rectangle(flow, warps):
