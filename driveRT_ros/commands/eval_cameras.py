@@ -78,11 +78,13 @@ def _num_jobs(args: argparse.Namespace) -> int:
 
 def _config(args: argparse.Namespace) -> CameraConfig:
     from driveRT_ros.core.camera_config import CameraConfig
+    from driveRT_ros.models.shipped import with_shipped_weights
     from driveRT_ros.train.camera_config import LAYERS
 
     named = {"device": args.device, "precision": args.precision, "plan_path": args.plan}
     forced = {name: value for name, value in named.items() if value}
     config = config_from(CameraConfig, args.config, args.checkpoint, args.set, forced)
+    config = with_shipped_weights(config)
     unknown = [name for name in config.model.network.segmentation if name not in LAYERS]
     if unknown or not config.model.network.segmentation:
         raise ConfigError(

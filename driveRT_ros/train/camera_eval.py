@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import Future, ProcessPoolExecutor
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from multiprocessing import get_context
 from typing import Any
 
@@ -16,6 +16,7 @@ import torch
 
 from driveRT_ros.core.camera_config import CameraModelConfig
 from driveRT_ros.core.frame import BevGrid, CameraFrame
+from driveRT_ros.io.image import with_pixels
 from driveRT_ros.sim.cameras import Cameras
 from driveRT_ros.sim.config import SimConfig
 from driveRT_ros.sim.world import World
@@ -49,12 +50,7 @@ class CameraScene:
 
     def decoded(self) -> list[CameraFrame]:
         """Return the frames with pixels."""
-        return [replace(f, image=_pixels(f.encoded), encoded=None) for f in self.frames]
-
-
-def _pixels(encoded: bytes | None) -> Image:
-    bgr = cv2.imdecode(np.frombuffer(encoded or b"", np.uint8), cv2.IMREAD_COLOR)
-    return cv2.cvtColor(bgr, cv2.COLOR_BGR2RGB)
+        return [with_pixels(frame) for frame in self.frames]
 
 
 def render_scene(config: SimConfig, model: CameraModelConfig, min_pixels: float) -> CameraScene:
@@ -181,7 +177,7 @@ def _plain(value: float) -> float | None:
 
 # ---- pictures -----------------------------------------------------------------------------------
 
-_SCALE = 3
+_SIDE_PX = 540
 _GAP_PX = 6
 _COLOURS: Mapping[str, tuple[int, int, int]] = {
     "drivable_area": (70, 76, 88),
@@ -212,8 +208,8 @@ def draw_scene(scene: CameraScene, found: BevGrid, layers: Sequence[str]) -> Ima
         maps[1][covered] = _COLOURS[name]
     maps[:, unseen] = 0.5 * maps[:, unseen] + 0.5 * np.array(_UNSEEN)
     north = np.round(maps).astype(np.uint8)[:, ::-1]  # y to the top
-    sides = [cv2.resize(m, None, fx=_SCALE, fy=_SCALE, interpolation=cv2.INTER_NEAREST)
-             for m in north]  # fmt: skip
+    scale = max(_SIDE_PX // north.shape[1], 1)
+    sides = [np.repeat(np.repeat(side, scale, 0), scale, 1) for side in north]
     gap = np.full((sides[0].shape[0], _GAP_PX, 3), 255, np.uint8)
     below = np.concatenate([sides[0], gap, sides[1]], axis=1)
     return np.concatenate([_strip(scene.decoded(), below.shape[1]), below], axis=0)

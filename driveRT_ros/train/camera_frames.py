@@ -18,7 +18,6 @@ from driveRT_ros.core.camera_config import CameraModelConfig, ImageConfig
 from driveRT_ros.core.camera_images import ImageFit
 from driveRT_ros.core.errors import ConfigError
 from driveRT_ros.sim.cameras import Cameras, View
-from driveRT_ros.sim.config import SimConfig
 from driveRT_ros.sim.rig import HEIGHT, RIG, WIDTH
 from driveRT_ros.sim.world import World
 from driveRT_ros.train.camera_config import CameraTrainConfig
@@ -159,12 +158,6 @@ def visible_pixels(
     tracks, counts = np.unique(owners[owners >= 0], return_counts=True)
     area = fit.scale_xy[0] * fit.scale_xy[1]
     return {int(t): float(n) * area for t, n in zip(tracks, counts)}
-
-
-def held_out_scene(config: SimConfig, sweep: int) -> tuple[Cameras, dict[str, View]]:
-    """Return the cameras of a scene and their whole images of one sweep."""
-    cameras = Cameras(World(config))
-    return cameras, cameras.views(sweep)
 
 
 # ---- shards -------------------------------------------------------------------------------------
