@@ -13,6 +13,7 @@ steps (all by default):
   tests       the tests marked gpu
   sanitizer   memcheck, racecheck and synccheck on small frames
   tune        drivert tune of both networks in fp32 and fp16, then drivert bench sparse with the Plan
+  precisions  drivert qualify: every precision beside fp32
   sparse      the sparse engine beside its peers
   bevpool     the pooling of camera features beside other ways, and the softmax before or inside it
   grid        the operators on NanoVDB grids beside zlib, and those of OpenVDB where OPENVDB is set
@@ -60,6 +61,7 @@ sanitizer() {
     "${check[@]}" --tool racecheck "${pytest[@]}" test/kernels/test_coordmap.py || memory=1
     # What has barriers, warps that share a queue, or a launch that begins before the last one ends.
     local tool some="any_number_of_rows or tensor_cores or best_are_kept or limits_of_suppression"
+    some+=" or peaks_of_the_heat"
     some+=" or crc_of_any or fold_over_three or statistics_are or every_byte or pooling_logits"
     # Tensors that torch cuts out of one block would hide what is read behind their ends.
     local -x PYTORCH_NO_CUDA_MEMORY_CACHING=1
@@ -82,6 +84,12 @@ tune() {
     return $failed
 }
 
+precisions() {
+    local plan=$out/plan-fp16.json
+    [[ -f $plan ]] || "${drivert[@]}" tune --precision fp16 --time-limit 10 --output "$plan" || return 1
+    "${drivert[@]}" qualify --plan "$plan" --sim 3 --scenes 40 --jobs 0
+}
+
 sparse() {
     "$python" benchmarks/bench_sparse_gpu.py --data "$data" --commit "$commit" --rounds 4 \
         --frames C,B,A,S10 --precisions fp32,fp32x3,tf32,fp16 --output "$out/sparse.json"
@@ -101,9 +109,9 @@ grid() {
         --output "$out/grid.json" "${options[@]}"
 }
 
-[[ $# -gt 0 ]] || set -- tests sanitizer tune sparse bevpool grid
+[[ $# -gt 0 ]] || set -- tests sanitizer tune precisions sparse bevpool grid
 for step in "$@"; do
-    if [[ ! $step =~ ^(tests|sanitizer|tune|sparse|bevpool|grid)$ ]]; then
+    if [[ ! $step =~ ^(tests|sanitizer|tune|precisions|sparse|bevpool|grid)$ ]]; then
         echo "Unknown step '$step'; see --help." >&2
         exit 2
     fi

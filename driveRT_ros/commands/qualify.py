@@ -56,7 +56,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     group = parser.add_argument_group("detector")
     group.add_argument(
-        *("--checkpoint", "--weights"), metavar="FILE", help="weights; default: untrained ones"
+        *("--checkpoint", "--weights"), metavar="FILE", help="default: those of the package"
     )
     group.add_argument("--config", metavar="YAML", help="parameter file, plain or in ROS form")
     group.add_argument(

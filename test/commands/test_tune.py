@@ -16,6 +16,7 @@ from driveRT_ros.commands import tune
 from driveRT_ros.core.config import LidarConfig
 from driveRT_ros.core.plan import Plan, default_plan
 from driveRT_ros.core.pool_tactics import PoolTactic
+from driveRT_ros.core.verdict import Verdict
 from test.commands.test_cli import refused
 from test.support.bags import write_drive
 from test.support.demo_files import tiny_scene
@@ -230,6 +231,25 @@ def test_trained_weights_bind_the_plan_to_themselves(tuned, monkeypatch, tmp_pat
     save_weights(path, weights)
     plan, _ = tuned(CostDevice(), "--weights", path)
     assert plan.weights_sha256 == weights.sha256
+
+
+def test_verdicts_on_precisions_that_lie_in_the_file_stay_and_new_tactics_have_none(
+    tuned, tmp_path
+):
+    """A verdict is about the tactics that it names: what the search replaced is not vouched for."""
+    plan = dataclasses.replace(
+        default_plan(LidarConfig().model.channels, (9, 0), "fp16"), gpu="A GPU"
+    )
+    verdict = Verdict(True, (), {}, {}, "A GPU", "ab", plan.tactics_sha256(), "2026-11-30")
+    plan = dataclasses.replace(plan, qualified={"fp16": verdict})
+    plan.save(tmp_path / "plan.json")
+    device = CostDevice("fp16")
+    found, text = tuned(device, "--precision", "fp16")
+    assert found.qualified == plan.qualified and found.tactics["subm4"] == device.best
+    assert "'drivert qualify --plan" in text
+    channels = LidarConfig().model.channels
+    ran, _ = Plan.for_device(tmp_path / "plan.json", channels, "fp16", "A GPU", (9, 0), "ab")
+    assert ran.tactics == found.tactics and not ran.is_qualified
 
 
 def test_ways_to_pool_that_lie_in_the_file_stay(tuned, tmp_path):

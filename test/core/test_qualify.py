@@ -14,6 +14,7 @@ from driveRT_ros.core.config import LidarConfig
 from driveRT_ros.core.errors import ConfigError, InvalidFrame
 from driveRT_ros.core.frame import Detections
 from driveRT_ros.core.pipeline import LidarPipeline
+from driveRT_ros.core.plan import default_plan
 from driveRT_ros.core.qualify import (
     Figures,
     Limits,
@@ -24,6 +25,7 @@ from driveRT_ros.core.qualify import (
     compare_stages,
 )
 from driveRT_ros.core.qualify_boxes import BoxTally, tally_boxes
+from driveRT_ros.core.verdict import Verdict
 from driveRT_ros.models.voxelnext import untrained_weights
 from test.support.engine import street
 
@@ -311,3 +313,13 @@ def test_float32_passes_beside_float64_and_other_weights_do_not():
     total = compare_detections(exact.process, other.process, clouds, SMALL, Limits())
     assert total.agreeing_share < 0.98
     assert dataclasses.replace(FINE, boxes=total).faults(Limits())
+
+
+def test_a_frame_of_a_precision_that_was_not_qualified_says_so():
+    pipeline, points = LidarPipeline(SMALL, None, "cpu"), street(300, 1, edge_m=(9.0, 9.0))
+    assert "precision_not_qualified" not in pipeline.process(points).report.notes
+    plan = default_plan((16,) * 6, (9, 0), "fp16")
+    verdict = Verdict(True, (), {}, {}, "", "", plan.tactics_sha256(), "2026-11-30")
+    for qualified, said in (({}, True), ({"fp16": verdict}, False)):
+        pipeline.plan = dataclasses.replace(plan, qualified=qualified)
+        assert ("precision_not_qualified" in pipeline.process(points).report.notes) == said
