@@ -33,7 +33,8 @@ class VoxelizationConfig(Config):
     )
     max_voxels: int = param(
         160_000,
-        "Voxels kept: the first ones in order of appearance.",
+        "Voxels kept: the first ones in order of appearance. Also the room of the CUDA engine, "
+        "which keeps more where 'overflow_policy' is 'retry'.",
         ge=1,
         le=4_000_000,
     )
@@ -203,7 +204,7 @@ class InputConfig(Config):
     point_capacity: int = param(
         400_000,
         "Points used of one cloud; more are thinned evenly and counted. Also the room of the CUDA "
-        "engine for a cloud with its past sweeps: a larger one takes the slow reference path.",
+        "engine for a cloud with its past sweeps; 'overflow_policy' says what a larger one meets.",
         ge=1,
     )
     default_frame_id: str = param("", "Used where a header has no frame; empty refuses it.")
@@ -305,6 +306,13 @@ class LidarConfig(Config):
         "products of halves, close to float32; 'tf32' rounds factors to 11 bits; 'fp16' also "
         "rounds features to half. A CPU runs 'fp32' only.",
         choices=("fp32", "fp32x3", "tf32", "fp16"),
+    )
+    overflow_policy: str = param(
+        "retry",
+        "What happens to a cloud that needs more room than the CUDA engine has: 'retry' runs it "
+        "again on a larger engine, which stays; 'strict' drops it; 'degrade' takes the slow "
+        "reference path, which keeps 'voxelization.max_voxels'.",
+        choices=("retry", "strict", "degrade"),
     )
     device: str = param("auto", "'auto', 'cpu', 'cuda' or 'cuda:N'.")
     on_device_loss: str = param(

@@ -115,7 +115,10 @@ class FrameReport:
         notes: Short stable keys (``untrained_weights``, ``empty_input`` ...).
         fingerprint: CRC-32 by stage of the bytes that define the result, where it was asked for.
         overflow: What was needed and what there was room for, by name, where a frame did not fit
-            the buffers of the GPU engine (note ``engine_overflow``).
+            the buffers of the GPU engine: then a larger one took its place (note ``engine_grown``)
+            or the reference path made the frame (``engine_overflow``).
+        high_water: The most that any frame so far needed of the GPU engine, and what there is room
+            for, by name.
         sparsity: How sparse the frame is and what that should cost, where it was asked for.
     """
 
@@ -127,6 +130,7 @@ class FrameReport:
     notes: tuple[str, ...] = ()
     fingerprint: Mapping[str, int] = field(default_factory=dict)
     overflow: Mapping[str, tuple[int, int]] = field(default_factory=dict)
+    high_water: Mapping[str, tuple[int, int]] = field(default_factory=dict)
     sparsity: SparsityReport | None = None
 
 

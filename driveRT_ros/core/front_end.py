@@ -31,7 +31,8 @@ class FrontResult:
         voxels_per_level: Active rows of the six backbone levels.
         dropped: Counts of what was left out, by reason.
         overflow: What was needed and what there was room for, by name, where the buffers of the
-            engine were too small and the reference path made this result instead.
+            engine were too small.
+        grown: Then a larger engine made this result, else the reference path.
     """
 
     bev: SparseTensor
@@ -40,6 +41,7 @@ class FrontResult:
     voxels_per_level: tuple[int, ...]
     dropped: Mapping[str, int]
     overflow: Mapping[str, tuple[int, int]] = field(default_factory=dict)
+    grown: bool = False
 
     def result(self) -> FrontResult:
         """Return itself: there is nothing to wait for."""
@@ -64,6 +66,11 @@ class FrontFrame(Protocol):
         """See :class:`FrontResult`."""
         ...
 
+    @property
+    def grown(self) -> bool:
+        """See :class:`FrontResult`."""
+        ...
+
     def result(self) -> FrontResult:
         """Return what was made of it: the tensors, which not every frame is asked for."""
         ...
@@ -75,6 +82,11 @@ class FrontEnd(Protocol):
     @property
     def note(self) -> str:
         """A sentence on what makes it slower than it could be, or ""."""
+        ...
+
+    @property
+    def high_water(self) -> Mapping[str, tuple[int, int]]:
+        """The most that any frame needed, and what there is room for, by name."""
         ...
 
     def take(self, points: torch.Tensor) -> torch.Tensor:
@@ -120,6 +132,7 @@ class ReferenceFrontEnd:
         self._backbone = Backbone(config.model, tensors, ops)
         self._like = next(iter(tensors.values()))
         self.note = ""
+        self.high_water: dict[str, tuple[int, int]] = {}
 
     def take(self, points: torch.Tensor) -> torch.Tensor:
         """See :class:`FrontEnd`."""

@@ -161,6 +161,7 @@ class LidarPipeline:
             notes=self._notes(points_given, frame, found),
             fingerprint=fingerprint,
             overflow=frame.overflow,
+            high_water=self._front_end.high_water,
             sparsity=self._sparsity.look(frame.result(), stage_ms) if with_sparsity else None,
         )
         return Detections(boxes, scores, labels, self._class_names, report, grid)
@@ -181,7 +182,8 @@ class LidarPipeline:
             "plan_not_used": self.plan_note != "",
             "precision_not_qualified": self.plan is not None and not self.plan.is_qualified,
             "graph_not_used": self.graph_note != "",
-            "engine_overflow": bool(frame.overflow),
+            "engine_overflow": bool(frame.overflow) and not frame.grown,
+            "engine_grown": frame.grown,
             "top_k_reached": dropped["over_top_k_candidates"] > 0,
             "faulty_head_output": dropped["non_finite_heat"] > 0 or faulty_share > FAULTY_SHARE,
         }
@@ -238,6 +240,7 @@ def _engine_settings(config: LidarConfig) -> tuple[object, ...]:
         config.input.point_capacity,
         config.precision,
         config.plan_path,
+        config.overflow_policy,
     )
 
 

@@ -47,7 +47,9 @@ def lidar_result(
 
 def _overflow_text(report: FrameReport) -> str:
     needed = ", ".join(f"{n} {name} of {room}" for name, (n, room) in report.overflow.items())
+    grown = "engine_grown" in report.notes
+    after = "a larger one was built for it" if grown else "it took the slow reference path"
     return (
-        f"A cloud needs more room than the GPU engine has ({needed}) and took the slow reference "
-        "path; raise voxelization.max_voxels, or input.point_capacity for points."
+        f"A cloud needs more room than the GPU engine had ({needed}), so {after}; raise "
+        "voxelization.max_voxels, or input.point_capacity for points."
     )

@@ -26,6 +26,7 @@ SMALL = {
     "voxelization.max_voxels": 20_000,
     "voxelization.max_points_per_voxel": 3,
     "input.point_capacity": 40_000,
+    "overflow_policy": "degrade",
 }
 CONFIG = LidarConfig.from_dict(SMALL)
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
+
 import numpy as np
 import pytest
 import torch
@@ -9,7 +11,8 @@ import torch
 from driveRT_ros.core.gpu.back_end import EngineBackEnd
 from driveRT_ros.core.gpu.counts import FrameCounts
 from driveRT_ros.core.gpu.domains import BEV_DILATED
-from driveRT_ros.core.gpu.front_end import EngineFrame
+from driveRT_ros.core.gpu.engine_frame import EngineFrame
+from driveRT_ros.core.gpu.growth import HighWater
 from driveRT_ros.core.stages import StageClock
 from test.support.head_cases import COUNTS, HeadsCase, config, front_result, rows_of, tensors_of
 
@@ -50,7 +53,8 @@ def test_what_fits_comes_from_the_heads_and_what_does_not_from_the_reference(
     settings = config()
     case, other = HeadsCase(backend, monkeypatch, settings, tensors_of(settings)), Recorder()
     counts, bev = Counts(backend.device, 100), rows_of(100)
-    back_end = EngineBackEnd(case.heads, counts, other, graph=graph)
+    engine = SimpleNamespace(maps=SimpleNamespace(counts=counts))
+    back_end = EngineBackEnd(engine, case.heads, lambda engine: None, other, graph=graph)
     want, cloud = case.find(bev), torch.zeros(0, 5)
     made = []
 
@@ -59,7 +63,7 @@ def test_what_fits_comes_from_the_heads_and_what_does_not_from_the_reference(
         return front_result(bev, **overflow)
 
     for needed in (100, 101, 90, 100):
-        frame = EngineFrame(None, cloud, again)
+        frame = EngineFrame(engine, cloud, again, HighWater())
         case.put(bev, needed=min(needed, 100))
         counts.needed[0] = needed
         clock = StageClock(backend.device)
@@ -86,5 +90,6 @@ def test_a_cloud_that_the_engine_never_saw_goes_on_in_the_reference(backend, mon
     case, other = HeadsCase(backend, monkeypatch, settings, tensors_of(settings)), Recorder()
     made = front_result(rows_of(3), points=(30, 20))
     clock = StageClock(backend.device)
-    EngineBackEnd(case.heads, Counts(backend.device, 9), other).run(made, clock)
+    engine = SimpleNamespace(maps=SimpleNamespace(counts=Counts(backend.device, 9)))
+    EngineBackEnd(engine, case.heads, lambda engine: None, other).run(made, clock)
     assert other.seen == [made]

@@ -101,7 +101,8 @@ def test_half_precision_finds_the_same_strong_boxes():
 
 
 def test_more_voxels_than_fit_give_the_frame_of_the_reference():
-    pipeline, plain = pipelines(settings(voxelization__max_voxels=200))
+    tight = settings(voxelization__max_voxels=200, overflow_policy="degrade")
+    pipeline, plain = pipelines(tight)
     points = cloud(1200, seed=3)
     got, want = (p.process(points, with_fingerprint=True) for p in (pipeline, plain))
     assert got.report.fingerprint == want.report.fingerprint and len(want) > 0
@@ -109,3 +110,49 @@ def test_more_voxels_than_fit_give_the_frame_of_the_reference():
     needed, room = got.report.overflow["rows of level 1"]
     assert (needed - room, room) == (want.report.dropped["over_capacity_voxels"], 200)
     assert pipeline.process(points[:20]).report.overflow == {}
+
+
+def test_a_frame_that_does_not_fit_is_that_of_a_larger_engine_which_stays():
+    """Nothing is lost: the bytes are those of an engine that had the room from the start."""
+    tight = settings(voxelization__max_voxels=200, input__point_capacity=700)
+    (pipeline, _), points = pipelines(tight), cloud(1200, seed=3)
+    small = pipeline.process(points[:20], with_fingerprint=True)
+    got = pipeline.process(points, with_bev=True, with_fingerprint=True)
+    roomy, _ = pipelines(settings(voxelization__max_voxels=1500, input__point_capacity=2000))
+    want = roomy.process(points, with_bev=True, with_fingerprint=True)
+    assert got.report.fingerprint == want.report.fingerprint and len(want) > 5
+    assert got.report.dropped == want.report.dropped
+    assert got.report.voxels_per_level == want.report.voxels_per_level
+    assert got.report.overflow["points"] == (1200, 700)
+    needed, room = got.report.overflow["rows of level 1"]
+    assert needed == got.report.num_voxels > room == 200
+    assert "engine_grown" in got.report.notes and "engine_overflow" not in got.report.notes
+    again = pipeline.process(points, with_fingerprint=True)  # it fits now
+    assert again.report.overflow == {} and "engine_grown" not in again.report.notes
+    assert (
+        again.report.fingerprint == roomy.process(points, with_fingerprint=True).report.fingerprint
+    )
+    assert pipeline.process(points[:20], with_fingerprint=True).report.fingerprint == (
+        small.report.fingerprint
+    )
+    marks = again.report.high_water
+    assert marks["points"][0] == 1200 <= marks["points"][1]
+    assert marks["rows of level 1"][0] == needed <= marks["rows of level 1"][1]
+
+
+def test_a_pipeline_with_another_threshold_follows_the_engine_that_grew():
+    """It was made before the engine grew, and shares it: its heads must find the new rows."""
+    tight = settings(voxelization__max_voxels=200)
+    pipeline, _ = pipelines(tight)
+    points = cloud(1200, seed=3)
+    other = pipeline.reconfigured(
+        settings(voxelization__max_voxels=200, post_process_params__score_thresholds=[0.002])
+    )
+    other.process(points[:20])
+    found = pipeline.process(points)
+    assert "engine_grown" in found.report.notes
+    strict = other.process(points)
+    assert strict.report.overflow == {}
+    kept = found.scores > 0.002
+    assert 0 < kept.sum() < len(found) and torch.equal(strict.boxes, found.boxes[kept])
+    assert strict.report.voxels_per_level == found.report.voxels_per_level

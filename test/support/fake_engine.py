@@ -101,7 +101,12 @@ class FakeEngine:
 def engine_pipeline(config: LidarConfig, **options: int) -> tuple[LidarPipeline, FakeEngine]:
     """Return a pipeline on the CPU that runs a fake engine, and the engine."""
     pipeline = LidarPipeline(config, None, "cpu")
-    engine = FakeEngine(config, pipeline.weights.to("cpu", torch.float32), **options)
+    tensors, made = pipeline.weights.to("cpu", torch.float32), []
+
+    def make(wanted: LidarConfig) -> FakeEngine:
+        made.append(FakeEngine(wanted, tensors, **options))
+        return made[-1]
+
     reference: FrontEnd = pipeline._front_end
-    pipeline._front_end = EngineFrontEnd(engine, reference)  # type: ignore[arg-type]
-    return pipeline, engine
+    pipeline._front_end = EngineFrontEnd(config, make, reference)  # type: ignore[arg-type]
+    return pipeline, made[0]

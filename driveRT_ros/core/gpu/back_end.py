@@ -2,60 +2,85 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 import torch
 
 from driveRT_ros.core.back_end import BackEnd, Found
-from driveRT_ros.core.front_end import FrontFrame, FrontResult
-from driveRT_ros.core.gpu.counts import CountsReader
+from driveRT_ros.core.front_end import FrontFrame
+from driveRT_ros.core.gpu.engine_frame import EngineFrame
 from driveRT_ros.core.gpu.heads import SparseHeads
 from driveRT_ros.core.graph import StageGraphs
 from driveRT_ros.core.stages import StageClock
 
 if TYPE_CHECKING:
-    from driveRT_ros.core.gpu.front_end import EngineFrame
+    from driveRT_ros.core.gpu.backbone import SparseBackbone
 
 
 class EngineBackEnd:
-    """The heads behind the engine; where a frame did not fit it, the reference goes on too.
+    """The heads behind the engine; where a frame left the engine, the reference goes on too.
 
     Args:
-        heads: Bound to the rows of the engine, with room for the counts before their result.
-        counts: Of the engine.
+        engine: Makes the rows.
+        heads: Bound to them, with room for the counts of the engine before their result.
+        make: Returns the heads over another engine, where one took the place of this.
         fallback: The reference on the same device.
         graph: Replay the heads from CUDA graphs, on a CUDA device.
     """
 
     def __init__(
-        self, heads: SparseHeads, counts: CountsReader, fallback: BackEnd, *, graph: bool = True
+        self,
+        engine: SparseBackbone,
+        heads: SparseHeads,
+        make: Callable[[SparseBackbone], SparseHeads | None],
+        fallback: BackEnd,
+        *,
+        graph: bool = True,
     ) -> None:
-        self._heads, self._counts, self._fallback = heads, counts, fallback
-        stages = {"head": heads.run_branches, "postprocess": self._finish}
-        self.graphs = StageGraphs(stages, heads.features.device, enabled=graph)
+        self._make, self._fallback, self._graph = make, fallback, graph
+        self._use(engine, heads)
+
+    def _use(self, engine: SparseBackbone, heads: SparseHeads) -> None:
+        self._engine, self._heads = engine, heads
+
+        def finish() -> None:
+            heads.suppress()
+            engine.maps.counts.pack(heads.before)
+
+        stages = {"head": heads.run_branches, "postprocess": finish}
+        self.graphs = StageGraphs(stages, heads.features.device, enabled=self._graph)
 
     @property
     def note(self) -> str:
         """See :class:`~driveRT_ros.core.back_end.BackEnd`."""
         return self.graphs.note
 
+    def capture(self) -> None:
+        """Capture the graphs on the rows that are in place; waits for the device."""
+        self.graphs.capture()
+
     def run(self, front: FrontFrame, clock: StageClock) -> Found:
         """See :class:`~driveRT_ros.core.back_end.BackEnd`."""
-        if isinstance(front, FrontResult):  # the engine never ran on this cloud
-            return self._fallback.run(front, clock)
+        while isinstance(front, EngineFrame):
+            if front.engine is not self._engine:
+                heads = self._make(front.engine)
+                assert heads is not None  # only capacities differ
+                self._use(front.engine, heads)
+            self._find(front, clock)
+            instead = front.instead
+            if instead is None:
+                return self._heads.found(front.rows)
+            front = instead
+        return self._fallback.run(front, clock)
+
+    def _find(self, frame: EngineFrame, clock: StageClock) -> None:
+        """Run the heads, and wait for boxes and counts."""
+        heads, counts = self._heads, self._engine.maps.counts
         # Enqueued before anybody knows whether the frame fitted: the kernels stay inside of their
         # buffers, and the result of one that did not is never read.
-        with torch.cuda.device_of(self._heads.features):
+        with torch.cuda.device_of(heads.features):
             self.graphs.run(clock.lap)
-            self._heads.copy.enqueue()
-        self._heads.copy.wait()
-        frame: EngineFrame = front  # type: ignore[assignment]
-        frame.settle(self._counts.named(self._heads.copy.words[: self._counts.size]))
-        if frame.overflow:
-            return self._fallback.run(frame.result(), clock)
-        return self._heads.found(frame.rows)
-
-    def _finish(self) -> None:
-        """Suppress boxes, and put the counts of the frame before them."""
-        self._heads.suppress()
-        self._counts.pack(self._heads.before)
+            heads.copy.enqueue()
+        heads.copy.wait()
+        frame.settle(counts.named(heads.copy.words[: counts.size]))

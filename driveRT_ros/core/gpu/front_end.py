@@ -10,136 +10,69 @@ import torch
 
 from driveRT_ros.core.back_end import BackEnd
 from driveRT_ros.core.config import LidarConfig
-from driveRT_ros.core.front_end import FrontEnd, FrontFrame, FrontResult
+from driveRT_ros.core.front_end import FrontEnd, FrontFrame
 from driveRT_ros.core.gpu.back_end import EngineBackEnd
 from driveRT_ros.core.gpu.backbone import SparseBackbone
-from driveRT_ros.core.gpu.counts import FrameCounts
 from driveRT_ros.core.gpu.domains import BEV_DILATED, NUM_BACKBONE_LEVELS
+from driveRT_ros.core.gpu.engine_frame import EngineFrame
+from driveRT_ros.core.gpu.growth import POINTS, HighWater, Overflow, larger, refusal
 from driveRT_ros.core.gpu.heads import SparseHeads, unsupported
 from driveRT_ros.core.graph import StageGraphs
 from driveRT_ros.core.plan import Plan
-from driveRT_ros.core.sparse_types import SparseTensor
 from driveRT_ros.core.stages import StageClock
 from driveRT_ros.models.voxelnext import VoxelNeXtWeights
-
-Overflow = Mapping[str, tuple[int, int]]
-
-
-class EngineFrame:
-    """A cloud that the engine is at work on.
-
-    Args:
-        engine: At work.
-        cloud: (N, 5) the points, on the device.
-        again: Makes the result of a frame that did not fit, given what was needed.
-    """
-
-    def __init__(
-        self,
-        engine: SparseBackbone,
-        cloud: torch.Tensor,
-        again: Callable[[Overflow], FrontResult],
-    ) -> None:
-        self.engine = engine
-        self._cloud, self._again = cloud, again
-        self._counts: FrameCounts | None = None
-        self._result: FrontResult | None = None
-
-    def settle(self, counts: FrameCounts) -> None:
-        """Take the counts of this frame from whoever waited for them."""
-        self._counts = counts
-
-    @property
-    def rows(self) -> int:
-        """Rows of the engine's result."""
-        return self._known().rows[BEV_DILATED]
-
-    @property
-    def voxels_per_level(self) -> tuple[int, ...]:
-        """See :class:`~driveRT_ros.core.front_end.FrontFrame`."""
-        if self.overflow:
-            return self.result().voxels_per_level
-        return self._known().rows[:NUM_BACKBONE_LEVELS]
-
-    @property
-    def dropped(self) -> Mapping[str, int]:
-        """The counts of the reference; voxels beyond the capacity never get here."""
-        if self.overflow:
-            return self.result().dropped
-        counts = self._known()
-        left_out = counts.non_finite_points + counts.out_of_range_points
-        return {
-            "non_finite_points": counts.non_finite_points,
-            "out_of_range_points": counts.out_of_range_points,
-            "over_capacity_points": self._cloud.shape[0] - left_out - counts.used_points,
-            "over_capacity_voxels": 0,
-            "over_capacity_voxel_points": 0,
-        }
-
-    @property
-    def overflow(self) -> Overflow:
-        """See :class:`~driveRT_ros.core.front_end.FrontResult`."""
-        return self._known().overflow
-
-    def result(self) -> FrontResult:
-        """See :class:`~driveRT_ros.core.front_end.FrontFrame`."""
-        if self._result is None:
-            self._result = self._again(self.overflow) if self.overflow else self._tensors()
-        return self._result
-
-    def _known(self) -> FrameCounts:
-        if self._counts is None:
-            reader = self.engine.maps.counts
-            reader.enqueue()
-            self._counts = reader.read()
-        return self._counts
-
-    def _tensors(self) -> FrontResult:
-        maps, rows = self.engine.maps, self._known().rows
-        last = maps.levels[BEV_DILATED]
-        coords = torch.nn.functional.pad(last.coords_zyx[: self.rows], (1, 0))  # batch 0
-        return FrontResult(
-            bev=SparseTensor(self.engine.features[: self.rows], coords, last.shape.shape_zyx),
-            voxel_coords_zyx=maps.levels[0].coords_zyx[: rows[0]],
-            voxel_features=maps.features[: rows[0]],
-            voxels_per_level=self.voxels_per_level,
-            dropped=self.dropped,
-        )
 
 
 class EngineFrontEnd:
     """The engine: float32 in and out, rows in spatial order, no wait before its end.
 
-    A frame that needs more room than the buffers have runs again in ``fallback``. That is slow but
-    gives the documented result (of too many voxels, the first ``max_voxels`` in order of
-    appearance), and :attr:`FrontResult.overflow` says what was needed.
+    ``overflow_policy`` says what becomes of a frame that needs more room than the buffers have.
+    ``retry`` runs it again on a larger engine, which stays, and loses nothing. ``degrade``, and
+    ``retry`` where there is no room for a larger engine, run it in ``fallback``: slow, but with the
+    documented result (of too many voxels, the first ``max_voxels`` in order of appearance).
+    ``strict`` refuses it. In any case :attr:`FrontResult.overflow` says what was needed.
 
     Args:
-        engine: Compiled and bound.
+        config: Capacities of the first engine, and the policy.
+        make: Compiles and binds the engine of a configuration.
         fallback: The reference on the same device.
-        make_heads: Returns the heads over the rows of the engine, by :func:`engine_heads`; without
-            it, the reference goes on from there.
+        make_heads: Returns the heads over the rows of an engine, or None where the kernels cannot
+            run the model; without it, the reference goes on from there.
         graph: Replay the frame from CUDA graphs, on a CUDA device.
     """
 
     def __init__(
         self,
-        engine: SparseBackbone,
+        config: LidarConfig,
+        make: Callable[[LidarConfig], SparseBackbone],
         fallback: FrontEnd,
-        make_heads: Callable[[LidarConfig, BackEnd], BackEnd] | None = None,
+        make_heads: Callable[[LidarConfig, SparseBackbone], SparseHeads | None] | None = None,
         *,
         graph: bool = True,
     ) -> None:
+        self._config, self._make, self._fallback = config, make, fallback
+        self._make_heads, self._graph = make_heads, graph
+        self._high_water, self._may_grow = HighWater(), config.overflow_policy == "retry"
+        self._use(make(config))
+
+    def _use(self, engine: SparseBackbone) -> None:
         self._engine = engine
-        self._fallback = fallback
-        self._make_heads = make_heads
         stages = {"maps": lambda: engine.run_maps(), "backbone": lambda: engine.run_layers()}
-        self.graphs = StageGraphs(stages, engine.maps.device, enabled=graph)
+        self.graphs = StageGraphs(stages, engine.maps.device, enabled=self._graph)
 
     @property
     def note(self) -> str:
         """See :class:`~driveRT_ros.core.front_end.FrontEnd`."""
         return self.graphs.note
+
+    @property
+    def high_water(self) -> dict[str, tuple[int, int]]:
+        """See :class:`~driveRT_ros.core.front_end.FrontEnd`."""
+        maps = self._engine.maps
+        return self._high_water.marks(
+            maps.points.shape[0],
+            [level.shape.row_capacity for level in maps.levels[:NUM_BACKBONE_LEVELS]],
+        )
 
     def take(self, points: torch.Tensor) -> torch.Tensor:
         """See :class:`~driveRT_ros.core.front_end.FrontEnd`."""
@@ -153,49 +86,73 @@ class EngineFrontEnd:
         """See :class:`~driveRT_ros.core.front_end.FrontEnd`."""
         given, room = cloud.shape[0], self._engine.maps.points.shape[0]
         if given > room:
-            return self._again(cloud, clock, {"points": (given, room)})
-        clock.lap("voxelize")
-        with torch.cuda.device_of(cloud):
-            self.graphs.run(clock.lap)
-        return EngineFrame(self._engine, cloud, functools.partial(self._again, cloud, clock))
+            self._high_water.see(given)
+            return self._instead(cloud, clock, {POINTS: (given, room)})
+        return self._enqueued(cloud, clock)
 
     def back_end(self, config: LidarConfig, reference: BackEnd) -> BackEnd:
         """See :class:`~driveRT_ros.core.front_end.FrontEnd`."""
-        if self._make_heads is None:
+        make = self._make_heads
+        heads = make(config, self._engine) if make else None
+        if make is None or heads is None:
             return reference
-        made = self._make_heads(config, reference)
-        if isinstance(made, EngineBackEnd) and self.graphs.captured:
-            made.graphs.capture()  # rows are in place: the next frame need not be slower
+        made = EngineBackEnd(
+            self._engine, heads, functools.partial(make, config), reference, graph=self._graph
+        )
+        if self.graphs.captured:
+            made.capture()  # rows are in place: the next frame need not be slower
         return made
 
-    def _again(self, cloud: torch.Tensor, clock: StageClock, overflow: Overflow) -> FrontResult:
+    def _enqueued(
+        self, cloud: torch.Tensor, clock: StageClock, lacked: Overflow | None = None
+    ) -> EngineFrame:
+        clock.lap("voxelize")
+        with torch.cuda.device_of(cloud):
+            self.graphs.run(clock.lap)
+        instead = functools.partial(self._instead, cloud, clock)
+        return EngineFrame(self._engine, cloud, instead, self._high_water, lacked)
+
+    def _instead(self, cloud: torch.Tensor, clock: StageClock, overflow: Overflow) -> FrontFrame:
+        """Do with a frame that did not fit what the policy says."""
+        if self._config.overflow_policy == "strict":
+            raise refusal(overflow)
+        if self._grow(overflow):
+            with torch.cuda.device_of(cloud):
+                cloud = self._engine.maps.load(cloud)
+            return self._enqueued(cloud, clock, overflow)
         return dataclasses.replace(self._fallback.run(cloud, clock).result(), overflow=overflow)
+
+    def _grow(self, overflow: Overflow) -> bool:
+        """Go on with a larger engine, if that is wanted and one fits the limits and the memory."""
+        config = larger(self._config, overflow) if self._may_grow else None
+        if config is None:
+            return False
+        try:
+            engine = self._make(config)
+        except torch.OutOfMemoryError:
+            self._may_grow = False  # the next attempt would end likewise, and take as long
+            return False
+        self._config = config
+        self._use(engine)
+        return True
 
 
 def engine_heads(
-    engine: SparseBackbone,
-    tensors: Mapping[str, torch.Tensor],
-    config: LidarConfig,
-    reference: BackEnd,
-    *,
-    graph: bool = True,
-) -> BackEnd:
-    """Return the heads on the GPU, or the reference where the kernels cannot run the model.
+    tensors: Mapping[str, torch.Tensor], config: LidarConfig, engine: SparseBackbone
+) -> SparseHeads | None:
+    """Return the heads on the GPU, or None where the kernels cannot run the model.
 
     Args:
-        engine: Makes the rows.
         tensors: Folded weights on its device.
         config: Thresholds and limits.
-        reference: Torch on the same device.
-        graph: Replay them from CUDA graphs.
+        engine: Makes the rows.
     """
     level, last = engine.maps.levels[BEV_DILATED], engine.graph.bev[-1]
     arithmetic = engine.plan.tactics[last.map_key].arithmetic
     if unsupported(config, arithmetic, torch.cuda.get_device_capability(level.counts.device)):
-        return reference
+        return None
     before = engine.maps.counts.size
-    heads = SparseHeads(config, tensors, engine.features, level, arithmetic, before)
-    return EngineBackEnd(heads, engine.maps.counts, reference, graph=graph)
+    return SparseHeads(config, tensors, engine.features, level, arithmetic, before)
 
 
 def make_engine(
@@ -221,6 +178,9 @@ def make_engine(
         torch.cuda.get_device_capability(device),
         weights.sha256 if config.plan_path else "",
     )
-    engine = SparseBackbone(config, tensors, device, plan)
-    make_heads = functools.partial(engine_heads, engine, tensors, graph=graph)
-    return EngineFrontEnd(engine, fallback, make_heads, graph=graph), plan, note
+
+    def make(config: LidarConfig) -> SparseBackbone:
+        return SparseBackbone(config, tensors, device, plan)
+
+    heads = functools.partial(engine_heads, tensors)
+    return EngineFrontEnd(config, make, fallback, heads, graph=graph), plan, note
