@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING
 
 from driveRT_ros.commands.common import console, detector_config, progress
 from driveRT_ros.commands.plan_table import show_verdicts
+from driveRT_ros.commands.tune import bag_frames, weights_of
 from driveRT_ros.commands.tuned_gpu import Gpu, find_gpu, plan_file
 from driveRT_ros.core.errors import ConfigError, DeviceError
 from driveRT_ros.core.plan import PRECISIONS, Plan, default_plan
@@ -107,7 +108,6 @@ def _add_limits(parser: argparse.ArgumentParser) -> None:
 
 def execute(args: argparse.Namespace) -> int:
     """Run ``drivert qualify``."""
-    from driveRT_ros.bench.frame import weights_of
     from driveRT_ros.core.qualify import Limits
 
     limits = Limits(**{name: getattr(args, name) for name in _LIMITS})
@@ -182,7 +182,6 @@ def _plans(
 
 def _frames(args: argparse.Namespace, config: LidarConfig, bar: Progress) -> list[Frame]:
     from driveRT_ros.bench import frames as source
-    from driveRT_ros.commands.tune import bag_frames
 
     made: Iterator[Frame]
     total: int | None = None

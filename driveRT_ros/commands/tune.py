@@ -89,7 +89,7 @@ def execute(args: argparse.Namespace) -> int:
     config, output = detector_config(args), plan_file(args.output)
     gpu = find_gpu(config.device)
     precision = args.precision or config.precision
-    weights = _weights(config)
+    weights = weights_of(config)
     default = dataclasses.replace(
         default_plan(config.model.channels, gpu.capability, precision),
         gpu=gpu.name,
@@ -158,7 +158,8 @@ def choices_for(
 # ---- weights and frames -------------------------------------------------------------------------
 
 
-def _weights(config: LidarConfig) -> VoxelNeXtWeights:
+def weights_of(config: LidarConfig) -> VoxelNeXtWeights:
+    """Return the weights of ``checkpoint_path``, or seeded untrained ones."""
     if config.checkpoint_path:
         from driveRT_ros.models.checkpoint import load_weights
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import argparse
 import functools
 import json
 
@@ -94,7 +95,7 @@ def test_the_command_writes_verdicts_of_every_precision_that_the_pipeline_heeds(
 ):
     if backend.name != "cuda":
         pytest.skip("the command needs a GPU")
-    from driveRT_ros.cli import main
+    from driveRT_ros.commands import qualify
     from driveRT_ros.core.errors import ConfigError
     from driveRT_ros.core.pipeline import LidarPipeline
     from driveRT_ros.models.checkpoint import load_weights, save_weights
@@ -106,10 +107,16 @@ def test_the_command_writes_verdicts_of_every_precision_that_the_pipeline_heeds(
     weights = load_weights(checkpoint, config)
     capability = torch.cuda.get_device_capability(backend.device)
     default_plan(config.model.channels, capability, "fp16").save(path)
-    command = ["qualify", "--plan", str(path), "--frames", "S1,S5", "--scenes", "0"]
+    command = ["--plan", str(path), "--frames", "S1,S5", "--scenes", "0"]
     command += ["--checkpoint", str(checkpoint)]
+
+    def run(*arguments: str) -> int:
+        parser = argparse.ArgumentParser()
+        qualify.add_arguments(parser)
+        return qualify.execute(parser.parse_args([*command, *arguments]))
+
     # The scores of untrained weights all lie near one value, so that rounding decides a lot.
-    assert main([*command, "--min-matched", "0.3", "--min-agreeing", "0.8"]) == 0
+    assert run("--min-matched", "0.3", "--min-agreeing", "0.8") == 0
     verdicts = Plan.load(path).qualified
     assert list(verdicts) == ["fp32x3", "tf32", "fp16"]
     errors = {p: v.figures["features"]["bev_rows"]["largest"] for p, v in verdicts.items()}
@@ -119,7 +126,7 @@ def test_the_command_writes_verdicts_of_every_precision_that_the_pipeline_heeds(
     points = engine.street(2000, 0)
     notes = LidarPipeline(wanted, weights, backend.device).process(points).report.notes
     assert "precision_not_qualified" not in notes and "plan_not_used" not in notes
-    assert main([*command, "--precision", "fp16", "--max-feature-error", "1e-6"]) == 1
+    assert run("--precision", "fp16", "--max-feature-error", "1e-6") == 1
     assert "FAILED" in capsys.readouterr().out
     with pytest.raises(ConfigError, match="'fp16' failed.*1.0e-06 is allowed"):
         LidarPipeline(wanted, weights, backend.device)
