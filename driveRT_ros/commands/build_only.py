@@ -10,7 +10,6 @@ import argparse
 import re
 import time
 
-from driveRT_ros.commands.cameras import CAMERA_NODE
 from driveRT_ros.commands.common import LIDAR_NODE, config_from, console, detector_config
 from driveRT_ros.commands.supervised import become
 from driveRT_ros.core.config import LidarConfig
@@ -36,6 +35,7 @@ def execute(args: argparse.Namespace) -> int:
             )
         return _compile(detector_config(args), _capability(args.build_only))
     if args.camera:
+        from driveRT_ros.commands.cameras import CAMERA_NODE  # needs OpenCV
         from driveRT_ros.core.camera_config import CameraConfig
 
         config = config_from(CameraConfig, args.config, args.checkpoint, args.set, forced)
