@@ -75,6 +75,7 @@ class StageGraphs:
             try:
                 graphs = {name: _graph_of(do, stream) for name, do in self._stages.items()}
             except (RuntimeError, DeviceError) as error:
+                torch.cuda.set_stream(current)  # torch stays on the other where its end fails too
                 self.note = (
                     "The frame is not replayed from CUDA graphs, which costs the time of its "
                     f"launches: the device refused to capture ({error})."

@@ -146,7 +146,7 @@ class FrameMaps:
                 "Points must be rows of x, y, z, intensity, time lag in float32 or float64.",
                 "points", (tuple(points.shape), points.dtype), f"(N, {NUM_FEATURES}) float32",
             )  # fmt: skip
-        if points.device not in (self.device, torch.device("cpu")):
+        if points.device.type not in (self.device.type, "cpu"):
             raise InvalidFrame("Points lie elsewhere.", "points", points.device, self.device)
         if len(points) > len(self.points):
             raise InvalidFrame(

@@ -36,12 +36,12 @@ class FrameInput:
         """Enqueue a cloud on the current stream; return its rows on the device.
 
         Args:
-            points: (N, 5) float32 or float64, N at most the capacity, on the device or the host;
+            points: (N, 5) float32 or float64, N at most the capacity, on a device or the host;
                 they may change as soon as this returns.
         """
         count, device = points.shape[0], self._words.device
         mine = self.points[:count]
-        if points.device == device:
+        if points.device.type == device.type:
             mine.copy_(points)
             self.num_points.fill_(count)
             return mine
