@@ -298,7 +298,8 @@ class LidarConfig(Config):
     plan_path: str = param(
         "",
         "Tuned Plan of the CUDA engine; empty, or one that does not fit GPU, precision and "
-        "weights, runs the safe default.",
+        "weights, runs the safe default. A precision that it says failed ('drivert qualify') is "
+        "refused.",
     )
     precision: str = param(
         "fp32",
