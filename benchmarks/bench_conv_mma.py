@@ -238,13 +238,12 @@ class Run:
         layer, shape = self.layer, domain.shape
         fields = {
             "part": self.part, "mask": domain.mask, "bias": layer.bias,
-            "residual": layer.residual, "out": self.out, "level": shape.out_level,
-            "group_taps": shape.group_taps, "relu": 1,
+            "residual": layer.residual, "out": self.out, "group_taps": shape.group_taps, "relu": 1,
         }  # fmt: skip
         value = struct_value("epilogue.cu", "Finish", fields)
         defines = {"GROUPS": self.tactic.groups, "COUT": layer.c_out, "HALF": 0}
         kernel = Kernel("epilogue", "finish_groups", defines)
-        return kernel.bind(maps.multiprocessors * 8, 256, maps.level_structs, value)
+        return kernel.bind(maps.multiprocessors * 8, 256, maps.level_values[shape.out_level], value)
 
     def __call__(self, *, finish: bool = True) -> None:
         """Launch it as often as a graph holds it."""

@@ -21,13 +21,11 @@ struct Finish {
     const float4* bias;      // (COUT / 4) or null
     const void* residual;    // (rows, COUT) or null
     void* out;               // (rows, COUT)
-    int level;               // whose rows these are
     int group_taps, relu;
 };
 
-extern "C" __global__ void __launch_bounds__(kThreads, 4) finish_groups(const Level* levels, const __grid_constant__ Finish f) {
+extern "C" __global__ void __launch_bounds__(kThreads, 4) finish_groups(const __grid_constant__ Level level, const __grid_constant__ Finish f) {
     begin_dependent();
-    const Level& level = levels[f.level];
     const long long count = static_cast<long long>(rows_of(level)) * kColumns, stride = gridDim.x * kThreads;
     const long long group_size = static_cast<long long>(level.row_capacity) * kColumns;
     const u32 taps = (1u << f.group_taps) - 1;

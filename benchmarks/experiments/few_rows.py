@@ -121,13 +121,13 @@ def finishing(
     domain = maps.domains[layer.name]
     fields = {
         "part": part, "mask": domain.mask, "bias": layer.bias, "residual": layer.residual,
-        "out": out, "level": domain.shape.out_level, "group_taps": domain.shape.group_taps,
-        "relu": 1,
+        "out": out, "group_taps": domain.shape.group_taps, "relu": 1,
     }  # fmt: skip
     defines = {"GROUPS": tactic.groups, "COUT": layer.c_out, "HALF": 0}
     value = struct_value("epilogue.cu", "Finish", fields)
     kernel = Kernel("epilogue", "finish_groups", defines)
-    return kernel.bind(maps.multiprocessors * 8, 256, maps.level_structs, value, dependent=True)
+    level = maps.level_values[domain.shape.out_level]
+    return kernel.bind(maps.multiprocessors * 8, 256, level, value, dependent=True)
 
 
 def cublas(layer: Layer) -> torch.cuda.CUDAGraph:

@@ -351,7 +351,7 @@ def sparse_conv(backend, config, conv_map, x, weight, *, bias=None, residual=Non
     Returns:
         (row capacity, COUT); rows beyond the last stay NaN.
     """
-    spec, fields, level = conv_map.spec, conv_map.fields, conv_map.spec.out_level
+    spec, fields = conv_map.spec, conv_map.fields
     new = conv_map.frame.buffers.new
     parts = spec.groups > 1
     out = new(conv_map.row_capacity, config.cout, dtype=torch.float32)
@@ -371,11 +371,11 @@ def sparse_conv(backend, config, conv_map, x, weight, *, bias=None, residual=Non
     if parts:
         finish = {
             **{"part": raw, "mask": fields["mask"], "bias": bias, "residual": residual},
-            **{"out": out, "level": level, "group_taps": spec.group_taps, "relu": int(relu)},
+            **{"out": out, "group_taps": spec.group_taps, "relu": int(relu)},
         }
         value = struct_value("epilogue.cu", "Finish", finish)
-        structs = conv_map.frame.level_structs
+        level = conv_map.frame.level_values[spec.out_level]
         defines = {"GROUPS": spec.groups, "COUT": config.cout, "HALF": 0}
-        backend.launch("epilogue", "finish_groups", 2, 256, structs, value, defines=defines)
+        backend.launch("epilogue", "finish_groups", 2, 256, level, value, defines=defines)
     conv_map.alive = (raw, ticket)  # CUDA may still read them
     return out

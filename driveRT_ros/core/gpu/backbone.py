@@ -253,7 +253,7 @@ class SparseBackbone:
         domain = self.maps.domains[layer.map_key]
         fields = {
             "part": self._partial, "mask": domain.mask, "bias": self._bias(layer),
-            "residual": residual, "out": out, "level": domain.shape.out_level,
+            "residual": residual, "out": out,
             "group_taps": domain.shape.group_taps, "relu": int(layer.relu),
         }  # fmt: skip
         kernel = self._kernel(
@@ -262,7 +262,8 @@ class SparseBackbone:
         )  # fmt: skip
         value = struct_value("epilogue.cu", "Finish", fields)
         blocks = self.maps.multiprocessors * 8
-        self._add(layer.map_key, kernel, blocks, _THREADS, self._levels, value)
+        level = self.maps.level_values[domain.shape.out_level]
+        self._add(layer.map_key, kernel, blocks, _THREADS, level, value)
 
     def _bind_merge(self, merged: list[torch.Tensor]) -> torch.Tensor:
         channels, dtype = merged[0].shape[1], merged[0].dtype
