@@ -9,6 +9,7 @@ from __future__ import annotations
 import dataclasses
 import hashlib
 import json
+import os
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, TypeVar
@@ -123,8 +124,18 @@ class Plan:
             raise ConfigError(f"Plan '{path}' cannot be read: {error}.") from None
 
     def save(self, path: str | Path) -> None:
-        """Write the Plan to a file."""
-        Path(path).write_text(self.to_json() + "\n", encoding="utf-8")
+        """Write the Plan to a file; readers see the old file or the new one, never a part.
+
+        Raises:
+            ConfigError: If the file cannot be written.
+        """
+        partial = Path(f"{path}.part")
+        try:
+            partial.write_text(self.to_json() + "\n", encoding="utf-8")
+            os.replace(partial, path)
+        except OSError as error:
+            partial.unlink(missing_ok=True)
+            raise ConfigError(f"Plan '{path}' cannot be written: {error}.") from None
 
     @staticmethod
     def for_device(

@@ -64,6 +64,20 @@ def test_a_plan_survives_json_and_a_file(precision, tmp_path):
     assert kinds == {"tensor_cores"}
 
 
+def test_a_plan_that_cannot_be_written_leaves_the_old_one(tmp_path, monkeypatch):
+    path = tmp_path / "plan.json"
+    default_plan(SMALL, (9, 0), "fp16").save(path)
+    before = path.read_bytes()
+
+    def fails(*_: object) -> None:
+        raise OSError("No space left on device")
+
+    monkeypatch.setattr("os.replace", fails)
+    with pytest.raises(ConfigError, match="cannot be written: No space left"):
+        default_plan(SMALL, (9, 0)).save(path)
+    assert [p.name for p in tmp_path.iterdir()] == ["plan.json"] and path.read_bytes() == before
+
+
 def test_float32_sums_in_float64_where_that_was_measured_to_win_and_nowhere_else():
     for capability in CHIPS:
         plan = default_plan(ModelConfig().channels, capability)
