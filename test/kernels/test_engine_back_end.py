@@ -63,7 +63,7 @@ def test_what_fits_comes_from_the_heads_and_what_does_not_from_the_reference(
         return front_result(bev, **overflow)
 
     for needed in (100, 101, 90, 100):
-        frame = EngineFrame(engine, cloud, again, HighWater())
+        frame = EngineFrame(engine, cloud, again, HighWater(), {})
         case.put(bev, needed=min(needed, 100))
         counts.needed[0] = needed
         clock = StageClock(backend.device)

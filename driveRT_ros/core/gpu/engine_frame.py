@@ -31,11 +31,11 @@ class EngineFrame:
         cloud: torch.Tensor,
         instead: Callable[[Overflow], FrontFrame],
         high_water: HighWater,
-        lacked: Overflow | None = None,
+        lacked: Overflow,
     ) -> None:
         self.engine = engine
         self._cloud, self._make_instead, self._high_water = cloud, instead, high_water
-        self._lacked = lacked or {}
+        self._lacked = lacked
         self._counts: FrameCounts | None = None
         self._instead: FrontFrame | None = None
         self._result: FrontResult | None = None
@@ -49,7 +49,7 @@ class EngineFrame:
     def instead(self) -> FrontFrame | None:
         """What takes the place of this frame where it did not fit, else None."""
         if self._instead is None and self._known().overflow:
-            self._instead = self._make_instead({**self._lacked, **self._known().overflow})
+            self._instead = self._make_instead(self._known().overflow)
         return self._instead
 
     @property

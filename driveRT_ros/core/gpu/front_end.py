@@ -87,8 +87,8 @@ class EngineFrontEnd:
         given, room = cloud.shape[0], self._engine.maps.points.shape[0]
         if given > room:
             self._high_water.see(given)
-            return self._instead(cloud, clock, {POINTS: (given, room)})
-        return self._enqueued(cloud, clock)
+            return self._instead(cloud, clock, {}, {POINTS: (given, room)})
+        return self._enqueued(cloud, clock, {})
 
     def back_end(self, config: LidarConfig, reference: BackEnd) -> BackEnd:
         """See :class:`~driveRT_ros.core.front_end.FrontEnd`."""
@@ -103,24 +103,32 @@ class EngineFrontEnd:
             made.capture()  # rows are in place: the next frame need not be slower
         return made
 
-    def _enqueued(
-        self, cloud: torch.Tensor, clock: StageClock, lacked: Overflow | None = None
-    ) -> EngineFrame:
+    def _enqueued(self, cloud: torch.Tensor, clock: StageClock, lacked: Overflow) -> EngineFrame:
         clock.lap("voxelize")
         with torch.cuda.device_of(cloud):
             self.graphs.run(clock.lap)
-        instead = functools.partial(self._instead, cloud, clock)
+        instead = functools.partial(self._instead, cloud, clock, lacked)
         return EngineFrame(self._engine, cloud, instead, self._high_water, lacked)
 
-    def _instead(self, cloud: torch.Tensor, clock: StageClock, overflow: Overflow) -> FrontFrame:
-        """Do with a frame that did not fit what the policy says."""
+    def _instead(
+        self, cloud: torch.Tensor, clock: StageClock, lacked: Overflow, overflow: Overflow
+    ) -> FrontFrame:
+        """Do with a frame that did not fit what the policy says.
+
+        Args:
+            cloud: The frame.
+            clock: Of the frame.
+            lacked: What smaller engines had no room for.
+            overflow: What this one has no room for.
+        """
         if self._config.overflow_policy == "strict":
             raise refusal(overflow)
-        if self._grow(overflow):
+        grown, lacked = self._grow(overflow), {**lacked, **overflow}
+        if grown:
             with torch.cuda.device_of(cloud):
                 cloud = self._engine.maps.load(cloud)
-            return self._enqueued(cloud, clock, overflow)
-        return dataclasses.replace(self._fallback.run(cloud, clock).result(), overflow=overflow)
+            return self._enqueued(cloud, clock, lacked)
+        return dataclasses.replace(self._fallback.run(cloud, clock).result(), overflow=lacked)
 
     def _grow(self, overflow: Overflow) -> bool:
         """Go on with a larger engine, if that is wanted and one fits the limits and the memory."""
@@ -129,7 +137,7 @@ class EngineFrontEnd:
             return False
         try:
             engine = self._make(config)
-        except torch.OutOfMemoryError:
+        except torch.cuda.OutOfMemoryError:
             self._may_grow = False  # the next attempt would end likewise, and take as long
             return False
         self._config = config
