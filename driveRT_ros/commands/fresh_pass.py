@@ -18,10 +18,9 @@ from driveRT_ros.core.errors import InvalidFrame
 from driveRT_ros.core.fingerprint import CLOUD_MSG, DETECTIONS_MSG
 from driveRT_ros.core.sweeps import SweepBuffer
 from driveRT_ros.io.bag import BagMessage
-from driveRT_ros.io.encode import encode_detections
+from driveRT_ros.io.cdr import detections_cdr
 from driveRT_ros.io.fingerprint import message_crc32
 from driveRT_ros.io.pointcloud import decode
-from driveRT_ros.io.typestore import message_type, serialize
 from driveRT_ros.nodes.gate import CloudGate, GateActions
 from driveRT_ros.nodes.offline_source import CloudSource, OfflineConfig
 
@@ -143,8 +142,7 @@ def fresh_frames(
         if cloud.stamp_ns not in stamps_ns:
             continue
         detections = pipeline.process(cloud.points, with_bev=with_bev, with_fingerprint=True)
-        message = encode_detections(detections, cloud.stamp_ns, cloud.frame_id, message_type)
-        raw = serialize(message, DETECTIONS)
+        raw = detections_cdr(detections, cloud.stamp_ns, cloud.frame_id)
         stages = {
             CLOUD_MSG: message_crc32(cloud.message.raw, cloud.message.type_name),
             **detections.report.fingerprint,

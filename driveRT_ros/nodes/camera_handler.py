@@ -20,7 +20,8 @@ from driveRT_ros.core.errors import InvalidFrame
 from driveRT_ros.core.frame import CameraFrame, Detections
 from driveRT_ros.io.camera import Undistorter, pinhole_frame
 from driveRT_ros.io.camera_view import render_camera_map
-from driveRT_ros.io.encode import encode_detections, encode_objects
+from driveRT_ros.io.cdr import detections_cdr
+from driveRT_ros.io.encode import encode_objects
 from driveRT_ros.io.image import Pixels, decode_image
 from driveRT_ros.nodes import grids
 from driveRT_ros.nodes.camera_book import CameraBook, SetFaults
@@ -180,7 +181,7 @@ class CameraHandler:
         stamp_ns, frame_id, header, bev = item.stamp_ns, item.frame_id, item.header, found.bev
         assert bev is not None  # the camera pipeline always gives layers
         encoders: dict[str, Callable[[], Any]] = {
-            "detections": lambda: encode_detections(found, stamp_ns, frame_id, message_class),
+            "detections": lambda: detections_cdr(found, stamp_ns, frame_id),
             "objects": lambda: encode_objects(found, stamp_ns, frame_id, message_class),
             "markers": lambda: detection_markers(header, found),
             "occupancy_grid": lambda: grids.occupancy_grid(

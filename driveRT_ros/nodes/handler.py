@@ -16,7 +16,8 @@ from driveRT_ros.core.config import LidarConfig
 from driveRT_ros.core.frame import Detections, PointBatch
 from driveRT_ros.core.pipeline import LidarPipeline
 from driveRT_ros.core.sweeps import SweepBuffer
-from driveRT_ros.io.encode import encode_detections, encode_objects
+from driveRT_ros.io.cdr import detections_cdr
+from driveRT_ros.io.encode import encode_objects
 from driveRT_ros.io.messages import make_header
 from driveRT_ros.io.pointcloud import decode
 from driveRT_ros.io.render import render_bev_map
@@ -151,7 +152,7 @@ class LidarHandler:
         stamp_ns, frame_id = cloud.stamp_ns, cloud.frame_id
         header = make_header(stamp_ns, frame_id, message_class)
         encoders: dict[str, Callable[[], Any]] = {
-            "detections": lambda: encode_detections(found, stamp_ns, frame_id, message_class),
+            "detections": lambda: detections_cdr(found, stamp_ns, frame_id),
             "objects": lambda: encode_objects(found, stamp_ns, frame_id, message_class),
             "markers": lambda: detection_markers(header, found),
             "occupancy_grid": lambda: grids.occupancy_grid(

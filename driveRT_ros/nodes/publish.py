@@ -3,17 +3,17 @@
 from __future__ import annotations
 
 import time
+import zlib
 from collections.abc import Mapping
 from typing import Any
 
 from diagnostic_msgs.msg import DiagnosticStatus
-from rclpy.serialization import serialize_message
 from std_msgs.msg import Float64, Header, UInt32MultiArray
 
 from driveRT_ros.core.errors import ConfigError
 from driveRT_ros.core.fingerprint import CLOUD_MSG, DETECTIONS_MSG
-from driveRT_ros.io.fingerprint import encode_fingerprint, message_crc32
-from driveRT_ros.io.topics import POINT_CLOUD
+from driveRT_ros.io.cdr import cloud_crc32
+from driveRT_ros.io.fingerprint import encode_fingerprint
 from driveRT_ros.nodes.base import ManagedNode
 from driveRT_ros.nodes.health import Health
 from driveRT_ros.nodes.raw import message_class
@@ -36,7 +36,7 @@ class Outputs:
     """
 
     def __init__(self, node: ManagedNode, outputs: Mapping[str, str], noun: str) -> None:
-        self._node, self._types, profile = node, outputs, node.output_qos
+        self._node, profile = node, node.output_qos
         self._dropped = f"dropped_{noun.replace(' ', '_')}"
         self._results: dict[str, Any] = {}
         for name, type_name in outputs.items():
@@ -93,7 +93,7 @@ class Outputs:
             name = self._node.get_name()
             self._debug[PERCENTILES].publish(latency_percentiles(name, health))
         if result.found.report.fingerprint:  # computed where somebody listens
-            self._debug[FINGERPRINT].publish(fingerprint_message(result, self._types))
+            self._debug[FINGERPRINT].publish(fingerprint_message(result))
 
     def publish_dropped(self, header: Header) -> None:
         """Say that the frame with this header gets no result; called from any thread."""
@@ -105,20 +105,16 @@ class Outputs:
             self._node.destroy_publisher(publisher)
 
 
-def fingerprint_message(result: FrameResult, types: Mapping[str, str]) -> UInt32MultiArray:
+def fingerprint_message(result: FrameResult) -> UInt32MultiArray:
     """Return the CRC-32 of every stage, those of the serialized cloud and detections included.
 
     Args:
         result: One frame, processed with fingerprint.
-        types: Message type by output name.
     """
-    around = {CLOUD_MSG: (result.cloud, POINT_CLOUD)}
+    marks = {}
+    if result.cloud is not None:
+        marks[CLOUD_MSG] = cloud_crc32(result.cloud)
     if "detections" in result.messages:
-        around[DETECTIONS_MSG] = (result.messages["detections"], types["detections"])
-    marks = {
-        stage: message_crc32(serialize_message(msg), type_name)
-        for stage, (msg, type_name) in around.items()
-        if msg is not None
-    }
+        marks[DETECTIONS_MSG] = zlib.crc32(result.messages["detections"])
     marks |= result.found.report.fingerprint
     return encode_fingerprint(result.stamp_ns, marks, message_class)

@@ -23,7 +23,7 @@ class FrameResult:
     Args:
         stamp_ns: Stamp of every message.
         found: Detections, in the frame of the messages.
-        messages: Message by output name, those that were wanted.
+        messages: Message by output name, those that were wanted; detections as serialized bytes.
         stage_ms: Milliseconds by stage (:data:`STAGES`).
         left_out: Parts of the frame that were not used, by reason.
         notes: Short keys of what was assumed or went wrong.

@@ -9,6 +9,8 @@ from typing import Any
 import cv2
 import numpy as np
 import pytest
+from rclpy.serialization import deserialize_message
+from vision_msgs.msg import Detection3DArray
 
 from driveRT_ros.core.camera_config import CameraConfig
 from driveRT_ros.core.camera_pipeline import CameraPipeline
@@ -62,7 +64,8 @@ def test_only_wanted_outputs_are_computed_and_each_has_the_header_of_the_set() -
     assert names[:3] == ["detections", "objects", "markers"]
     result = handler.handle(images(7 * S), names)
     assert list(result.messages) == names  # results before pictures
-    for name, msg in result.messages.items():
+    detections = deserialize_message(result.messages["detections"], Detection3DArray)
+    for name, msg in {**result.messages, "detections": detections}.items():
         header = msg.markers[0].header if name == "markers" else msg.header
         assert (header.stamp.sec, header.frame_id) == (7, "base_link")
     assert {"heat_car", "cameras", "vehicle"} <= set(result.messages["grid_map"].layers)
