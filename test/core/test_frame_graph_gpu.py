@@ -174,6 +174,20 @@ def test_a_larger_engine_takes_over_and_gives_the_bytes_of_one_that_had_the_room
     assert points == max(map(len, clouds)) <= room
 
 
+@pytest.mark.parametrize("seed", range(6))
+def test_whatever_the_room_the_boxes_are_the_same_bytes(seed, clouds):
+    """Random room, most of it too small: kernels stay inside of their buffers and are run again."""
+    generator = torch.Generator().manual_seed(seed)
+    voxels, points = (int(10 ** (2 + 3 * torch.rand((), generator=generator))) for _ in range(2))
+    changes = {"voxelization.max_voxels": voxels, "input.point_capacity": points}
+    tight = LidarPipeline(LidarConfig.from_dict(changes), None, DEVICE)
+    roomy = LidarPipeline(LidarConfig(), None, DEVICE)
+    for cloud in (clouds[0][: 10 * seed], clouds[1], clouds[2], clouds[0]):
+        got, want = (p.process(cloud, with_fingerprint=True) for p in (tight, roomy))
+        assert got.report.fingerprint == want.report.fingerprint
+        assert got.report.dropped == want.report.dropped
+
+
 def test_memory_stays_flat_over_frames_of_many_sizes(clouds):
     pipeline = LidarPipeline(LidarConfig(), None, DEVICE)
     pipeline.process(clouds[2])
