@@ -148,8 +148,11 @@ def _train(args: argparse.Namespace, kind: Kind, deadline_s: float) -> int:
     trainer = kind.trainer(folder, device, place, name)
     if place.rank == 0:
         _introduce(trainer, kind.introduce(), name)
-    batches = kind.batches(data, trainer, num_workers(kind.config, place))
-    with _Stop() as stop, _Display(trainer) as display:
+    with (
+        kind.batches(data, trainer, num_workers(kind.config, place)) as batches,
+        _Stop() as stop,
+        _Display(trainer) as display,
+    ):
         done = trainer.run(batches, deadline_s=deadline_s, stop=stop, on_step=display.on_step)
     _leave(place)
     if place.rank == 0:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, closing, nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
@@ -17,6 +18,8 @@ if TYPE_CHECKING:
 
     from driveRT_ros.train.data import Place
     from driveRT_ros.train.loop import Trainer
+
+Batches = AbstractContextManager[Iterator[Any]]
 
 LINE_EVERY_S = 20.0
 """Where there is no terminal for a progress bar, a line says so often how far things are."""
@@ -55,8 +58,8 @@ class Kind(Protocol):
         """Return the trainer of a run, which goes on where the folder holds a state."""
         ...
 
-    def batches(self, data: Any, trainer: Trainer, workers: int) -> Iterator[Any]:
-        """Return the batches from the step of the trainer on."""
+    def batches(self, data: Any, trainer: Trainer, workers: int) -> Batches:
+        """Return the batches from the step of the trainer on, as long as they are needed."""
         ...
 
     def introduce(self) -> str:
@@ -137,13 +140,14 @@ class Lidar:
             trainer.resume()
         return trainer
 
-    def batches(self, data: Any, trainer: Trainer, workers: int) -> Iterator[Any]:
+    def batches(self, data: Any, trainer: Trainer, workers: int) -> Batches:
         """See :class:`Kind`."""
         from driveRT_ros.train.data import build_database, make_loader
 
         pin, place = trainer.device.type == "cuda", trainer.place
         database = build_database(data, self.config, workers, _Cutting(place))
-        return iter(make_loader(data, database, self.config, place, trainer.step, pin))
+        loader = make_loader(data, database, self.config, place, trainer.step, pin)
+        return nullcontext(iter(loader))
 
     def introduce(self) -> str:
         """See :class:`Kind`."""
@@ -204,12 +208,13 @@ class Cameras:
             trainer.resume()
         return trainer
 
-    def batches(self, data: Any, trainer: Trainer, workers: int) -> Iterator[Any]:
+    def batches(self, data: Any, trainer: Trainer, workers: int) -> Batches:
         """See :class:`Kind`."""
         from driveRT_ros.train.camera_data import CameraBatches
 
         pin = trainer.device.type == "cuda"
-        return CameraBatches(data, self.config, trainer.place, trainer.step, workers, pin)
+        step, place = trainer.step, trainer.place
+        return closing(CameraBatches(data, self.config, place, step, workers, pin))
 
     def introduce(self) -> str:
         """See :class:`Kind`."""

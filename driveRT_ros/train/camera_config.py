@@ -38,7 +38,7 @@ class CameraDataConfig(Config):
         1.0, "Scale of what differs from drive to drive beside its seed; 0 is none.", ge=0.0, le=2.0
     )
     oversampling: float = param(
-        1.25,
+        1.5,
         "Width of rendered images over that of the network input: what is left to make smaller "
         "smooths edges, as it does in real images.",
         ge=0.5,
@@ -87,7 +87,7 @@ class CameraLossConfig(Config):
         0.5, "Weight of 1 - soft IoU beside the cross-entropy.", ge=0.0, le=100.0
     )
     depth_weight: float = param(
-        0.1,
+        0.25,
         "Weight of the cross-entropy between predicted and rendered depths; 0 leaves it out.",
         ge=0.0,
         le=100.0,
