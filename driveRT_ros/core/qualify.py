@@ -71,7 +71,7 @@ class Limits:
 
     feature_error: float = 0.02
     center_m: float = 0.1
-    score: float = 0.02
+    score: float = 0.03
     matched: float = 0.9
     agreeing: float = 0.98
     map_drop: float = 0.01
