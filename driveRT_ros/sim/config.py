@@ -97,7 +97,7 @@ class RoadConfig(Config):
     max_heading_rad: float = param(
         0.35, "How far the road turns to either side of its mean.", unit="rad", ge=0.0, le=0.6
     )
-    max_slope: float = param(0.02, "Steepest slope of the terrain.", ge=0.0, le=0.05)
+    max_slope: float = param(0.03, "Steepest slope of the terrain.", ge=0.0, le=0.05)
     kerb_height_m: float = param(0.14, "Height of the pavement.", unit="m", ge=0.0, le=0.4)
     sidewalk_width_m: float = param(
         4.5, "From the kerb to the frontage.", unit="m", ge=3.5, le=10.0

@@ -20,11 +20,12 @@ _EMPTY_INTENSITY = 10.0  # what real clouds hold, constant over a ring, where no
 _HAZE_DEPTH_M, _HAZE_INTENSITY = 6.0, 2.0
 
 # The own vehicle below the sensor, in the LiDAR frame, after where real sweeps see it: the
-# share of each ring between 0.5 and 2.5 m (0.82 of ring 0 falling to 0.48 of ring 4 and 0.05 of
-# ring 7), the height of the roof (-0.36 m) and of the bonnet (-0.85 m, 1.8 m ahead).
+# share of each ring between 0.5 and 2.5 m (0.49 of ring 0, 0.43 of ring 4, 0.28 of ring 6 and 0.03
+# of rings 8 and up, a third of ring 0 more without return), the height of the roof (-0.36 m) and
+# of the bonnet (-0.85 m, 1.8 m ahead).
 _OWN_VEHICLE = join(
     [
-        solid(BOX, (0.0, -0.27, -0.66), (1.14, 2.1, 0.6), "own_paint"),
+        solid(BOX, (0.0, -0.1, -0.66), (1.14, 1.76, 0.6), "own_paint"),
         solid(WEDGE, (0.0, 1.05, -0.66), (1.10, 0.7, 0.30), "glass", taper=(0.1, 0.9)),
         solid(BOX, (0.0, 1.45, -1.1), (1.25, 1.3, 0.5), "own_paint"),
     ]
@@ -164,7 +165,7 @@ class Lidar:
             rng,
         )
         returned = met & found & (true > _MIN_RANGE_M)
-        spread = np.hypot(config.range_noise_m, TABLE[seen["material"], 5])
+        spread = np.hypot(config.range_noise_m, TABLE[seen["material"], 4])
         measured = np.where(returned, true, 0.0)
         measured += returned * spread * rng.standard_normal(len(true))
         owner = np.where(returned, seen["owner"], NOBODY)

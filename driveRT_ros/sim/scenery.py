@@ -18,7 +18,7 @@ from driveRT_ros.sim.solids import (
 
 def building(rng: np.random.Generator, front_m: float, depth_m: float) -> np.ndarray:
     """Return a block with window bays, a plinth, an entrance and perhaps balconies."""
-    height, gain = rng.uniform(4.0, 22.0), draw_gain(rng)
+    height, gain = rng.uniform(4.0, 22.0), draw_gain(rng, 0.7)
     material = str(rng.choice(("concrete", "brick", "concrete", "wood")))
     parts = [
         solid(BOX, (0, 0, height / 2 - 0.5), (front_m, depth_m, height + 1.0), material, gain=gain)
@@ -201,6 +201,43 @@ def fence(rng: np.random.Generator, length_m: float) -> np.ndarray:
     for x in np.arange(-length_m / 2, length_m / 2 + 0.1, 2.5):
         parts.append(solid(CYLINDER, (x, 0, height / 2), (0.09, 0.09, height + 0.1), "metal"))
     return join(parts)
+
+
+def planting(rng: np.random.Generator, length_m: float) -> np.ndarray:
+    """Return a narrow row of low shrubs, as it parts the directions of traffic."""
+    gain = draw_gain(rng, 0.25)
+    return join(
+        solid(
+            FOLIAGE,
+            (x, 0, 0.3),
+            (5.0, 0.8, rng.uniform(0.9, 1.6)),
+            "leaves",
+            fill=rng.uniform(2.0, 5.0),
+            gain=gain,
+        )
+        for x in np.arange(-length_m / 2 + 2.0, length_m / 2, 3.4)
+    )
+
+
+def rail(rng: np.random.Generator, length_m: float) -> np.ndarray:
+    """Return a guard rail, or a railing that stops some of the rays, on posts."""
+    gain, dense = draw_gain(rng), rng.random() < 0.5
+    parts = [
+        solid(BOX, (0, 0, 0.62), (length_m, 0.08, 0.34), "metal", gain=gain)
+        if dense
+        else solid(BOX, (0, 0, 0.55), (length_m, 0.04, 0.9), "metal", fill=0.35, gain=gain)
+    ]
+    for x in np.arange(-length_m / 2 + 1.0, length_m / 2, 4.0):
+        parts.append(solid(BOX, (x, 0, 0.45), (0.1, 0.1, 0.9), "metal", gain=gain))
+    return join(parts)
+
+
+def blocks(rng: np.random.Generator, length_m: float) -> np.ndarray:
+    """Return a wall of concrete blocks as high as a wheel, wider at the foot."""
+    size = (length_m, 0.55, rng.uniform(0.75, 0.95))
+    return solid(
+        WEDGE, (0, 0, size[2] / 2), size, "concrete", taper=(0.0, 0.6), gain=draw_gain(rng)
+    )
 
 
 def heap(rng: np.random.Generator) -> np.ndarray:

@@ -94,7 +94,7 @@ def two_wheeler(name: str, size: Size, rng: np.random.Generator, *, ridden: bool
                 (x, 0, radius),
                 (1.8 * radius, thick, 2 * radius),
                 "rubber",
-                fill=0.9 if motor else 0.4,
+                fill=0.9 if motor else 0.3,
             )
             for x in (radius - length / 2, length / 2 - radius)
         ),
@@ -108,7 +108,7 @@ def two_wheeler(name: str, size: Size, rng: np.random.Generator, *, ridden: bool
         ]
     else:
         parts += [
-            solid(BOX, (0, 0, 0.58), (length * 0.45, 0.06, 0.42), material, fill=0.4, gain=gain),
+            solid(BOX, (0, 0, 0.58), (length * 0.45, 0.06, 0.42), material, fill=0.3, gain=gain),
             solid(BOX, (-0.12 * length, 0, 0.88), (0.26, 0.16, 0.08), "plastic"),
         ]
     if ridden:
@@ -117,9 +117,12 @@ def two_wheeler(name: str, size: Size, rng: np.random.Generator, *, ridden: bool
 
 
 def pedestrian(size: Size, rng: np.random.Generator) -> np.ndarray:
-    """Return a walking person: legs in stride, coat, arms, head."""
-    length, width, height = size
-    gain, stride = draw_gain(rng, 0.4), 0.24 * length
+    """Return a walking person: legs in stride, coat, arms, head.
+
+    Annotated boxes are wide: a real person returns a quarter of the firings that enter one.
+    """
+    length, width, height = size[0], size[1], 0.96 * size[2]
+    gain, stride = draw_gain(rng, 0.4), 0.22 * length
     hip, shoulder = 0.48 * height, 0.84 * height
     coat = _COATS[rng.integers(len(_COATS))]
     return join(
@@ -127,8 +130,8 @@ def pedestrian(size: Size, rng: np.random.Generator) -> np.ndarray:
             *(
                 solid(
                     CYLINDER,
-                    (side * stride, side * 0.13 * width, hip / 2),
-                    (0.17, 0.16, hip),
+                    (side * stride, side * 0.12 * width, hip / 2),
+                    (0.13, 0.13, hip),
                     "cloth",
                     gain=0.8 * gain,
                 )
@@ -137,21 +140,21 @@ def pedestrian(size: Size, rng: np.random.Generator) -> np.ndarray:
             solid(
                 CYLINDER,
                 (0, 0, (hip + shoulder) / 2 - 0.03),
-                (0.36 * length + 0.04, 0.66 * width, shoulder - hip + 0.06),
+                (0.30 * length, 0.48 * width, shoulder - hip + 0.06),
                 coat,
                 gain=gain,
             ),
             *(
                 solid(
                     CYLINDER,
-                    (-side * 0.3 * length, side * 0.42 * width, 0.64 * height),
-                    (0.11, 0.11, 0.32 * height),
+                    (-side * 0.2 * length, side * 0.29 * width, 0.64 * height),
+                    (0.09, 0.09, 0.32 * height),
                     coat,
                     gain=gain,
                 )
                 for side in (-1, 1)
             ),
-            solid(ELLIPSOID, (0.03, 0, 0.92 * height), (0.21, 0.18, 0.16 * height), "cloth"),
+            solid(ELLIPSOID, (0.03, 0, 0.92 * height), (0.19, 0.16, 0.15 * height), "cloth"),
         ]
     )
 
@@ -159,21 +162,21 @@ def pedestrian(size: Size, rng: np.random.Generator) -> np.ndarray:
 def traffic_cone(size: Size, rng: np.random.Generator) -> np.ndarray:
     """Return a cone with a reflecting band on its foot."""
     length, width, height = size
-    up = 0.06 * height
+    up = 0.04 * height
     parts = [solid(BOX, (0, 0, up / 2), (length, width, up), "rubber")]
     for low, high, material in (
-        (0.06, 0.5, "plastic"),
+        (0.04, 0.5, "plastic"),
         (0.5, 0.75, "retro"),
         (0.75, 1.0, "plastic"),
     ):
-        wide = (0.78 - 0.58 * low) * length
+        wide = (0.45 - 0.36 * low) * length
         parts.append(
             solid(
                 WEDGE,
                 (0, 0, (low + high) / 2 * height),
                 (wide, wide, (high - low) * height),
                 material,
-                taper=(0.58 * (high - low) * length / wide,) * 2,
+                taper=(0.36 * (high - low) * length / wide,) * 2,
             )
         )
     return join(parts)

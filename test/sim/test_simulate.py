@@ -191,7 +191,7 @@ def test_nothing_is_seen_inside_a_solid_object():
     frame = frame_of(lidar, 0, sweep)
     points = world_points(frame, sweep.returned)
     bodies = lidar.world.at(0.0).bodies
-    deep = (bodies["kind"] == BOX) & (bodies["fill"] >= 1.0) & (bodies["half"].min(1) > 0.25)
+    deep = (bodies["kind"] == BOX) & (bodies["fill"] >= 1.0) & (bodies["half"].min(1) > 0.15)
     for body in bodies[deep]:
         shrunk = body.copy()
         shrunk["half"] = body["half"] - 0.1
