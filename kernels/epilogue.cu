@@ -30,11 +30,13 @@ extern "C" __global__ void __launch_bounds__(kThreads, 4) finish_groups(const __
     const long long group_size = static_cast<long long>(level.row_capacity) * kColumns;
     const u32 taps = (1u << f.group_taps) - 1;
     for (long long begin = blockIdx.x * kThreads + threadIdx.x; begin < count; begin += kAtOnce * stride) {
-        float4 part[kAtOnce][GROUPS];
+        // Everything that is read is in flight together.
+        float4 part[kAtOnce][GROUPS], residual[kAtOnce];
 #pragma unroll
         for (int a = 0; a < kAtOnce; ++a) {
             const long long i = begin + a * stride;
             const u32 mask = i < count ? f.mask[i / kColumns] : 0u;
+            residual[a] = f.residual && i < count ? load_features(f.residual, i) : make_float4(0.f, 0.f, 0.f, 0.f);
 #pragma unroll
             for (int g = 0; g < GROUPS; ++g) {
                 part[a][g] = make_float4(0.f, 0.f, 0.f, 0.f);
@@ -49,7 +51,7 @@ extern "C" __global__ void __launch_bounds__(kThreads, 4) finish_groups(const __
 #pragma unroll
             for (int g = 0; g < GROUPS; ++g) sum = add(sum, part[a][g]);
             if (f.bias) sum = add(sum, f.bias[i % kColumns]);
-            if (f.residual) sum = add(sum, load_features(f.residual, i));
+            if (f.residual) sum = add(sum, residual[a]);
             store_features(f.out, i, f.relu ? relu4(sum) : sum);
         }
     }
