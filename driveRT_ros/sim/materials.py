@@ -42,7 +42,7 @@ class Material(NamedTuple):
 
 
 MATERIALS: dict[str, Material] = {
-    "asphalt": Material(16.0, 0.6, 0.2, 0.004, 0.003),
+    "asphalt": Material(14.0, 0.6, 0.2, 0.004, 0.003),
     "marking": Material(50.0, 0.35, 0.2, 0.004, 0.003),
     "pavement": Material(48.0, 0.32, 0.2, 0.004, 0.004),
     "grass": Material(34.0, 0.45, 0.2, 0.004, 0.04),
