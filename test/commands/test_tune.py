@@ -15,6 +15,7 @@ from driveRT_ros.cli import main
 from driveRT_ros.commands import tune
 from driveRT_ros.core.config import LidarConfig
 from driveRT_ros.core.plan import Plan, default_plan
+from driveRT_ros.models import shipped
 from driveRT_ros.core.pool_tactics import PoolTactic
 from driveRT_ros.core.verdict import Verdict
 from test.commands.test_cli import refused
@@ -61,6 +62,7 @@ def tuned(monkeypatch, tmp_path, capsys):
         return Plan.load(output) if output.exists() else None, text.out + text.err
 
     monkeypatch.setattr(frames, "tuning_frames", some_frames)
+    monkeypatch.setattr(shipped, "FOLDER", tmp_path)  # the devices time layers of the default model
     return run
 
 
