@@ -4,8 +4,12 @@
 // each warp has tiles of its own.
 //
 // Specialised by CIN, COUT (16, 32, 64 or 128), TM, KC, WARPS_M, WARPS_N, STAGES, PRECISION, and
-// PARTIAL: 1 writes raw fp32 sums for epilogue.cu, 0 finishes the row.
+// PARTIAL: 1 writes raw fp32 sums for epilogue.cu, 0 finishes the row. COLUMNS, where it is given, is
+// the number of output channels that a block makes of a tile; others make the rest.
 #pragma once
+#ifndef COLUMNS
+#define COLUMNS COUT
+#endif
 #include "mma.cuh"
 
 constexpr int kThreads = 32 * WARPS_M * WARPS_N;
@@ -14,16 +18,19 @@ constexpr int kProducts = PRECISION != F64 && CIN * kElement >= 64 ? 2 : 1;  // 
 constexpr int kBlock = 32 * kProducts;                     // bytes of a row in one fragment
 constexpr int kOperand = 512 * kProducts;                  // bytes of the weights of 16 channels in one block
 constexpr int kBlockWeights = COUT / 16 * kOperand;        // bytes of the weights of a block
+constexpr int kBlockColumns = COLUMNS / 16 * kOperand;     // of those that a stage holds
+constexpr int kParts = COUT / COLUMNS;                     // blocks that share a tile
 constexpr int kRowBytes = KC * kElement;                   // of a stage
 constexpr int kBlocks = kRowBytes / kBlock;                // blocks along a row of a stage
 constexpr int kSlabs = CIN / KC;                           // stages of one tap
-constexpr int kStageA = kStagedRows ? TM * kRowBytes : 0, kStageB = kBlocks * kBlockWeights;
+constexpr int kStageA = kStagedRows ? TM * kRowBytes : 0, kStageB = kBlocks * kBlockColumns;
 constexpr int kRowWarps = kOwnTiles ? 1 : WARPS_M;         // that share a tile's rows
-constexpr int kR = TM / kRowWarps / 8, kC = COUT / WARPS_N / 16;  // results of a warp: rows, channels
+constexpr int kR = TM / kRowWarps / 8, kC = COLUMNS / WARPS_N / 16;  // results of a warp: rows, channels
 constexpr int kRun = kC > 1 ? 4 : 2;                       // consecutive channels of a lane
 constexpr int kQueue = 8;                                  // tiles in flight
 static_assert(CIN % KC == 0 && kRowBytes % kBlock == 0, "a stage holds whole blocks");
-static_assert(TM % (8 * kRowWarps) == 0 && COUT % (8 * kRun * WARPS_N) == 0, "warps own whole results");
+static_assert(TM % (8 * kRowWarps) == 0 && COLUMNS % (8 * kRun * WARPS_N) == 0, "warps own whole results");
+static_assert(COUT % COLUMNS == 0 && (kParts == 1 || kStagedRows), "rows that are staged can be shared");
 static_assert(kRun == 4 || COUT == 16, "the weights are packed for pairs of results");
 static_assert(kStageA % (16 * kThreads) == 0, "copies of rows are equal");
 static_assert(STAGES >= 2 && STAGES + 2 <= kQueue, "the queue is longer than the ring");
@@ -50,15 +57,17 @@ struct Convolution {
     float out_scale;        // F16X3: 1 / (x_scale * scale of the packed weights)
 };
 
+// A tile, or one of the kParts of it.
 struct Tile {
-    int index;  // or -1: no more
+    int index;  // of the tile * kParts + part, or -1: no more
     u32 mask;
 };
 
 __device__ __forceinline__ Tile tile_at(const Convolution& c, int turn) {
-    if (turn >= *c.n_tiles) return {-1, 0};
-    const int index = c.tile_rank ? c.tile_rank[turn] : turn;
-    return {index, c.tile_mask[index]};
+    const int place = turn / kParts;
+    if (place >= *c.n_tiles) return {-1, 0};
+    const int tile = c.tile_rank ? c.tile_rank[place] : place;
+    return {tile * kParts + turn % kParts, c.tile_mask[tile]};
 }
 
 // ---- the ring ------------------------------------------------------------------------------------
@@ -92,6 +101,7 @@ struct Ring {
     int slab = 0;
     int stage = 0, refill = STAGES - 1;
     u32 table = 0, weight = 0;      // next tap: entry of the table, byte of the weights
+    u32 column = 0;                 // byte of the weights where the part of the tile begins
     static constexpr int row_copies = kRowBytes / 16, copied_rows = kThreads / row_copies;
     static constexpr int copies_a = kStageA / 16 / kThreads, copies_b = (kStageB / 16 + kThreads - 1) / kThreads;
     static_assert(kThreads % row_copies == 0, "a thread copies the same part of each of its rows");
@@ -132,7 +142,8 @@ struct Ring {
         if (closed) return;
         if (threadIdx.x == 0) queue[turn % kQueue] = tile_at(c, gridDim.x + atomicAdd(c.ticket, 1));
         taps = tile.mask;
-        table = static_cast<u32>(tile.index) * c.group_taps * TM;
+        table = static_cast<u32>(tile.index / kParts) * c.group_taps * TM;
+        column = tile.index % kParts * kBlockColumns;
         if (taps) look_up();
     }
 
@@ -156,11 +167,11 @@ struct Ring {
             const long long from = static_cast<long long>(present ? source[i] : 0) * (CIN * kElement);
             copy16_async(a + place(row + i * copied_rows, chunk), x + from, present);
         }
-        const char* w = static_cast<const char*>(c.weight) + weight + slab * kStageB;
+        const char* w = static_cast<const char*>(c.weight) + weight + slab * (kBlocks * kBlockWeights) + column;
 #pragma unroll
         for (int i = 0; i < copies_b; ++i) {
             const int e = (threadIdx.x + i * kThreads) * 16;
-            if (kStageB % (16 * kThreads) == 0 || e < kStageB) copy16_async(a + kStageA + e, w + e, true);
+            if (kStageB % (16 * kThreads) == 0 || e < kStageB) copy16_async(a + kStageA + e, w + (kParts == 1 ? e : e / kBlockColumns * kBlockWeights + e % kBlockColumns), true);
         }
         if (++slab == kSlabs) slab = 0;
     }
@@ -238,10 +249,10 @@ __device__ __forceinline__ void finish(const Convolution& c, int row, int channe
     store_run<PRECISION == F16 && !PARTIAL>(c.out, at, run);
 }
 
-// Writes what a warp summed; `order` names its rows.
-__device__ __forceinline__ void write(const Convolution& c, const int* order, const Sum (&sum)[kR][kC][4]) {
+// Writes what a warp summed; `order` names its rows, `column` is the first channel of the block.
+__device__ __forceinline__ void write(const Convolution& c, const int* order, const Sum (&sum)[kR][kC][4], int column = 0) {
     const int lane = threadIdx.x & 31, warp = threadIdx.x >> 5, g = lane >> 2, t = lane & 3;
-    const int channel0 = warp % WARPS_N * (kC * 16) + kRun * g;
+    const int channel0 = column + warp % WARPS_N * (kC * 16) + kRun * g;
 #pragma unroll
     for (int r = 0; r < kR; ++r) {
         const int2 rows = *reinterpret_cast<const int2*>(order + 2 * t + r * 8);

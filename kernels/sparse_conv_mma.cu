@@ -5,7 +5,7 @@
 // in four precisions (mma.cuh): F16 (half features, fp32 sums), and TF32, F16X3 (fp32 sums) and F64
 // (float64 sums) with fp32 features.
 //
-// A block owns tiles of TM output rows and all COUT channels; its WARPS_M x WARPS_N warps own a
+// A block owns tiles of TM output rows and all COUT channels, or COLUMNS of them; its WARPS_M x WARPS_N warps own a
 // rectangle of the tile each. Input rows travel by 16-byte asynchronous copies, KC channels of one
 // tap at a time, together with the weights of those channels, into a ring of STAGES stages. Both
 // operands are read as whole 16-byte fragments: rows as they lie in memory, weights packed once in
@@ -27,7 +27,7 @@ __device__ __forceinline__ void multiply(Sum (&sum)[kR][kC][4], const char* x, c
     const int g = threadIdx.x >> 2 & 7, t = threadIdx.x & 3;
     w += (threadIdx.x >> 5) % WARPS_N * (kC * kOperand);
 #pragma unroll
-    for (int block = 0; block < kBlocks; ++block, w += kBlockWeights) {
+    for (int block = 0; block < kBlocks; ++block, w += kBlockColumns) {
         Rows rows[kR];
 #pragma unroll
         for (int r = 0; r < kR; ++r) rows[r] = rows_from<PRECISION>(load_part(x + part_at(row0 + g + r * 8, block, t)), scale);
@@ -54,6 +54,6 @@ extern "C" __global__ void __launch_bounds__(kThreads, MIN_BLOCKS) sparse_conv_m
             const char* stage = ring.next();
             if (tile.mask) multiply(sum, stage, stage + kStageA, row0, c.x_scale);
         }
-        write(c, c.order + static_cast<long long>(tile.index) * TM + row0, sum);
+        write(c, c.order + static_cast<long long>(tile.index / kParts) * TM + row0, sum, tile.index % kParts * COLUMNS);
     }
 }

@@ -62,6 +62,13 @@ STAGED_F64: dict[int, list[Shape]] = {
         (32, 4, 2, 4, 3, 2), (32, 8, 1, 4, 2, 2), (32, 2, 1, 4, 4, 4),
     ],
 }  # fmt: skip
+# The same where blocks share the channels of a tile: how many, then warps along those of one.
+SHARED_F64: dict[int, list[tuple[int, Shape]]] = {
+    128: [
+        (2, (64, 2, 2, 2, 4, 4)), (2, (64, 4, 2, 2, 3, 3)), (2, (64, 8, 2, 2, 2, 3)),
+        (2, (32, 4, 1, 2, 3, 6)), (4, (64, 4, 4, 1, 3, 4)),
+    ],
+}  # fmt: skip
 DIRECT: dict[int, list[Shape]] = {
     64: [(64, 2, 2, 2, 4, 4), (128, 2, 4, 2, 4, 2), (64, 4, 2, 2, 4, 3)],
     128: [(64, 2, 2, 4, 4, 2), (128, 2, 4, 4, 4, 1), (64, 2, 2, 2, 4, 3), (32, 2, 1, 4, 4, 4)],
@@ -124,16 +131,22 @@ def tensor_core_variants(c_in: int, c_out: int, taps: int, arithmetic: str) -> I
     """Yield shapes of the tensor-core kernels; some may not support the layer."""
     unit = 16 if arithmetic == "F16" else 8
 
-    def made(shape: Shape, groups: int, flow: str) -> MmaTactic:
+    def made(shape: Shape, groups: int, flow: str, parts: int = 1) -> MmaTactic:
         rows, slab, warps_m, warps_n, stages, blocks = shape
         channels = min(c_in, slab * unit) if slab else c_in
         channels = max(channels, 16)
-        return MmaTactic(groups, rows, channels, warps_m, warps_n, stages, blocks, arithmetic, flow)
+        return MmaTactic(
+            groups, rows, channels, warps_m, warps_n, stages, blocks, arithmetic, flow, parts
+        )
 
     width = _width(c_out)
     for shape in (STAGED_F64 if arithmetic == "F64" else STAGED)[width]:
         for groups in _groups(taps, shape[0]):
             yield made(shape, groups, "staged")
+    if arithmetic == "F64":
+        for parts, shape in SHARED_F64.get(width, []):
+            for groups in _groups(taps, shape[0]):
+                yield made(shape, groups, "staged", parts)
     if arithmetic not in ONE_GROUP:
         return
     if taps == 27:

@@ -42,6 +42,9 @@ class MmaTactic:
             ``direct``: rows go from the cache to registers, for tiles in spatial order.
             ``resident``: as direct, with the weights of all taps kept in shared memory and
             ``tile_rows`` the tile of a single warp.
+        parts: Blocks that share the output channels of a tile; with more than one, ``warps_n``
+            warps share those of a part. For layers of few rows, whose tiles leave
+            multiprocessors idle; ``staged`` alone.
     """
 
     groups: int
@@ -53,6 +56,7 @@ class MmaTactic:
     min_blocks: int
     precision: str
     flow: str = "staged"
+    parts: int = 1
 
     @property
     def kind(self) -> str:
@@ -93,7 +97,12 @@ class MmaTactic:
         if self.flow == "resident":
             return taps * c_in * c_out * self.element_bytes
         staged_rows = self.tile_rows if self.flow == "staged" else 0
-        return self.stages * self.slab * (staged_rows + c_out) * self.element_bytes
+        return (
+            self.stages
+            * self.slab
+            * (staged_rows + c_out // max(self.parts, 1))
+            * self.element_bytes
+        )
 
     def defines(self, c_in: int, c_out: int, taps: int) -> dict[str, object]:
         """Compile-time constants of the kernel."""
@@ -109,6 +118,8 @@ class MmaTactic:
             "PRECISION": self.precision,
             "PARTIAL": int(self.groups > 1),
         }
+        if self.parts > 1:
+            constants["COLUMNS"] = c_out // self.parts
         if self.flow != "staged":
             constants |= {"RESIDENT": int(self.flow == "resident"), "TAPS": taps}
         return constants
@@ -138,8 +149,9 @@ class MmaTactic:
             and (not resident or self.slab == c_in),
             "warps_m": self.warps_m >= 1 and self.tile_rows % (8 * sharing) == 0,
             "warps_n": self.warps_n >= 1
-            and c_out % (8 * run * self.warps_n) == 0
+            and c_out % (8 * run * self.warps_n * max(self.parts, 1)) == 0
             and (not resident or self.warps_n == 1),
+            "parts": self.parts == 1 or (self.parts > 1 and self.flow == "staged"),
             "stages": 2 <= self.stages <= 6,
             "threads": 0 < threads <= 1024 and copies % (16 * max(threads, 1)) == 0,
             "shared memory": self.shared_bytes(c_in, c_out, taps) <= shared_limit(capability) - 256,

@@ -6,6 +6,8 @@ covers what the kernel adds: fp32 sums, the rounding of the output, the dropped 
 
 from __future__ import annotations
 
+import dataclasses
+
 import numpy as np
 import pytest
 import torch
@@ -198,6 +200,18 @@ def test_tiles_for_layers_of_few_rows_agree(rows, slab, warps):
     """Of float64, the widest: two rows of results a warp, and eight warps a tile."""
     choice = tactic("F64", tile_rows=rows, slab=slab, warps=warps, stages=2)
     Layer(choice, 128, 128, 40, taps=9).check()
+
+
+@pytest.mark.parametrize(
+    "precision, groups, parts, warps", [("F64", 3, 2, (2, 2)), ("F16", 1, 4, (2, 1))]
+)
+def test_blocks_share_the_channels_of_a_tile(precision, groups, parts, warps):
+    """Each copies its part of weights that are packed for whole rows, and writes its channels."""
+    choice = tactic(precision, groups=groups, slab=32, warps=warps, stages=2)
+    layer = Layer(dataclasses.replace(choice, parts=parts), 64, 128, 70, taps=9, density=0.15)
+    whole = Layer(choice, 64, 128, 70, taps=9, density=0.15)
+    layer.check(grid=5)
+    assert layer.run(grid=2).tobytes() == whole.run().tobytes()
 
 
 @pytest.mark.parametrize("flow", ["staged", "direct"])
