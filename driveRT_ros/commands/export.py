@@ -13,7 +13,6 @@ from __future__ import annotations
 import argparse
 from collections import Counter
 from collections.abc import Callable, Iterator
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 from driveRT_ros.commands.common import (
@@ -46,9 +45,6 @@ examples:
 look at the files: nanovdb_print FILE, nanovdb_validate FILE, nanovdb_convert FILE out.vdb
 """
 
-_HEIGHT, _INTENSITY = 2, 3
-"""Columns of the voxel features."""
-
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the options of ``drivert export``."""
@@ -79,6 +75,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def execute(args: argparse.Namespace) -> int:
     """Run ``drivert export``."""
     from driveRT_ros.commands.results import look_at_bag
+    from driveRT_ros.io.nvdb_frames import write_cloud_grid
 
     config = detector_config(args)
     for option in ("start", "frames"):
@@ -97,7 +94,7 @@ def execute(args: argparse.Namespace) -> int:
         task = bar.add_task("export", total=stop - args.start)
         for index, stamp_ns, points in _clouds(bag, topic, config, args.start, stop, args.joined):
             path = out / f"{index:06d}_{stamp_ns}.nvdb"
-            found = _write(path, points, config, features, args.codec)
+            found = write_cloud_grid(path, points, config.voxelization, features, args.codec)
             lost.update(found.dropped)
             written, voxels = written + 1, voxels + len(found)
             bar.update(task, completed=index + 1 - args.start)
@@ -155,32 +152,6 @@ def _poses(reader: BagReader) -> BagPoses:
         for message in reader.messages([topic]):
             poses.add(message.deserialize(), static=topic == TF_STATIC)
     return poses
-
-
-def _write(
-    path: Path,
-    points: torch.Tensor,
-    config: LidarConfig,
-    features: Callable[[Voxels], torch.Tensor] | None,
-    codec: str,
-) -> Voxels:
-    """Write the two files of one cloud, and return its voxels."""
-    from driveRT_ros.core.voxelize import voxelize
-    from driveRT_ros.io.nvdb import write_frame_grid
-
-    grid = config.voxelization
-    voxels = voxelize(points, grid)
-    channels = {
-        "intensity": voxels.features[:, _INTENSITY].numpy(),
-        "height": voxels.features[:, _HEIGHT].numpy(),
-        "point_count": voxels.num_points.numpy(),
-    }
-    if features is not None:
-        channels["feature"] = features(voxels).numpy()
-    cells_zyx = voxels.coords_bzyx[:, 1:].numpy()
-    low_xyz = grid.point_cloud_range[:3]
-    write_frame_grid(path, cells_zyx, channels, grid.voxel_size, low_xyz, codec=codec)
-    return voxels
 
 
 def _first_level(config: LidarConfig) -> Callable[[Voxels], torch.Tensor]:

@@ -274,6 +274,15 @@ class LidarDiagnosticsConfig(DiagnosticsConfig):
         "Report the sparsity of every frame, and its predicted beside its measured time; builds "
         "every coordinate map once more.",
     )
+    nanovdb_dir: str = param(
+        "",
+        "Folder for the voxels of frames as NanoVDB files, written beside the detector; empty "
+        "writes none.",
+    )
+    nanovdb_every: int = param(10, "Frames from one that is written to the next.", ge=1)
+    nanovdb_keep: int = param(
+        20, "Frames whose files are kept in nanovdb_dir; older ones are removed.", ge=1, le=100_000
+    )
 
 
 @dataclass(frozen=True)

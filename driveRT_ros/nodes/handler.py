@@ -19,6 +19,7 @@ from driveRT_ros.core.sweeps import SweepBuffer
 from driveRT_ros.io.cdr import detections_cdr
 from driveRT_ros.io.encode import encode_objects
 from driveRT_ros.io.messages import make_header
+from driveRT_ros.io.nvdb_frames import GridFiles
 from driveRT_ros.io.pointcloud import decode
 from driveRT_ros.io.render import render_bev_map
 from driveRT_ros.nodes import grids
@@ -85,6 +86,7 @@ class LidarHandler:
         self.config = config
         self._pipeline = pipeline
         self._sweeps = SweepBuffer(config.densification_params)
+        self.grid_files = GridFiles()
 
     def reconfigure(self, config: LidarConfig) -> None:
         """Go on with other thresholds or another grid; weights and history stay."""
@@ -139,7 +141,8 @@ class LidarHandler:
             "publish": watch.lap_ms(),
             "total": watch.total_ms(),
         }
-        return lidar_result(item.msg, cloud, found, messages, stage_ms)
+        faults = self.grid_files.frame(cloud.stamp_ns, points, self.config)
+        return lidar_result(item.msg, cloud, found, messages, stage_ms, faults)
 
     def _encode(
         self,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Mapping
 from typing import Any
 
 from driveRT_ros.core.frame import Detections, FrameReport, PointBatch
@@ -15,6 +16,7 @@ def lidar_result(
     found: Detections,
     messages: dict[str, Any],
     stage_ms: dict[str, float],
+    faults: Mapping[str, str] | None = None,
 ) -> FrameResult:
     """Return everything about one processed cloud.
 
@@ -24,10 +26,12 @@ def lidar_result(
         found: Detections, with the report of the detector.
         messages: Message by output name.
         stage_ms: Milliseconds by stage.
+        faults: Sentence by kind of fault beside.
     """
     report, decoded = found.report, cloud.report
     left_out = Counter(decoded.dropped)
     left_out.update(report.dropped)
+    overflow = {"engine_overflow": _overflow_text(report)} if report.overflow else {}
     return FrameResult(
         stamp_ns=cloud.stamp_ns,
         found=found,
@@ -40,7 +44,7 @@ def lidar_result(
             "points": report.num_points,
             "voxels": report.num_voxels,
         },
-        faults={"engine_overflow": _overflow_text(report)} if report.overflow else {},
+        faults={**overflow, **(faults or {})},
         cloud=msg,
     )
 

@@ -1,0 +1,147 @@
+"""Voxels of clouds as NanoVDB files, one by one or beside a detector that must not wait."""
+
+from __future__ import annotations
+
+import os
+import sys
+import threading
+from collections.abc import Callable
+from pathlib import Path
+
+import torch
+
+from driveRT_ros.core.config import LidarConfig, VoxelizationConfig
+from driveRT_ros.core.errors import ConfigError
+from driveRT_ros.core.sparse_types import Voxels
+from driveRT_ros.core.voxelize import voxelize
+from driveRT_ros.io.nvdb import INDEX_SUFFIX, SUFFIX, write_frame_grid
+
+PREFIX = "voxels_"
+"""Before the stamp in names of the files that :class:`GridFiles` writes, and removes."""
+
+_HEIGHT, _INTENSITY = 2, 3
+"""Columns of the voxel features."""
+_NICE = 10
+"""How far the thread that writes stands back for others."""
+_LATE = (
+    "The voxels of a frame are not written, because those of the one before still are; raise "
+    "diagnostics.nanovdb_every."
+)
+
+
+def write_cloud_grid(
+    path: Path,
+    points: torch.Tensor,
+    grid: VoxelizationConfig,
+    features: Callable[[Voxels], torch.Tensor] | None = None,
+    codec: str = "zip",
+) -> Voxels:
+    """Write the voxels of a cloud as two files; see :func:`io.nvdb.write_frame_grid`.
+
+    Args:
+        path: The file of float grids.
+        points: (N, 5) float32 on the CPU.
+        grid: How they are voxelized.
+        features: Gives (V, C) features of voxels, written as another channel.
+        codec: ``zip`` or ``none``.
+
+    Returns:
+        The voxels.
+    """
+    voxels = voxelize(points, grid)
+    channels = {
+        "intensity": voxels.features[:, _INTENSITY].numpy(),
+        "height": voxels.features[:, _HEIGHT].numpy(),
+        "point_count": voxels.num_points.numpy(),
+    }
+    if features is not None:
+        channels["feature"] = features(voxels).numpy()
+    cells_zyx = voxels.coords_bzyx[:, 1:].numpy()
+    (size_x, size_y, size_z), (low_x, low_y, low_z, *_) = grid.voxel_size, grid.point_cloud_range
+    size_xyz, low_xyz = (size_x, size_y, size_z), (low_x, low_y, low_z)
+    write_frame_grid(path, cells_zyx, channels, size_xyz, low_xyz, codec=codec)
+    return voxels
+
+
+class GridFiles:
+    """Write the voxels of every so manieth frame, in a thread of low priority, and keep the newest.
+
+    A frame that comes while one is still being written is left out: nothing waits, nothing piles
+    up. Files are complete or not there. One thread calls this.
+    """
+
+    def __init__(self) -> None:
+        self._frames = 0
+        self._thread: threading.Thread | None = None
+        self._faults: dict[str, str] = {}
+        self._lock = threading.Lock()
+
+    def frame(self, stamp_ns: int, points: torch.Tensor, config: LidarConfig) -> dict[str, str]:
+        """Take a frame.
+
+        Args:
+            stamp_ns: Names the files.
+            points: (N, 5) float32 on the CPU; nobody may change them any more.
+            config: Where to write how often, and how points are voxelized.
+
+        Returns:
+            What went wrong since the last frame: sentence by kind of fault.
+        """
+        with self._lock:
+            faults, self._faults = self._faults, {}
+        settings = config.diagnostics
+        if settings.nanovdb_dir:
+            if self._frames % settings.nanovdb_every == 0 and not self._begin(
+                stamp_ns, points, config
+            ):
+                faults["nanovdb_late"] = _LATE
+            self._frames += 1
+        return faults
+
+    def wait(self, timeout_s: float) -> bool:
+        """Wait until nothing is being written; return False on timeout."""
+        if self._thread is not None:
+            self._thread.join(timeout_s)
+        return self._thread is None or not self._thread.is_alive()
+
+    def _begin(self, stamp_ns: int, points: torch.Tensor, config: LidarConfig) -> bool:
+        if not self.wait(0.0):
+            return False
+        self._thread = threading.Thread(
+            target=self._write, args=(stamp_ns, points, config), name="nanovdb", daemon=True
+        )
+        self._thread.start()
+        return True
+
+    def _write(self, stamp_ns: int, points: torch.Tensor, config: LidarConfig) -> None:
+        folder = Path(config.diagnostics.nanovdb_dir).expanduser()
+        try:
+            if sys.platform == "linux":  # where a thread has a priority of its own
+                own = os.PRIO_PROCESS, threading.get_native_id()
+                os.setpriority(*own, max(_NICE, os.getpriority(*own)))
+            folder.mkdir(parents=True, exist_ok=True)
+            path = folder / f"{PREFIX}{stamp_ns:019d}{SUFFIX}"
+            write_cloud_grid(path, points, config.voxelization)
+            keep_newest(folder, config.diagnostics.nanovdb_keep)
+        except Exception as error:  # whatever it is, detection goes on, and the node tells of it
+            reason = str(error) if isinstance(error, ConfigError) else f"{error}."
+            with self._lock:
+                self._faults["nanovdb_failed"] = (
+                    f"The voxels of a frame are not written into diagnostics.nanovdb_dir: {reason}"
+                )
+
+
+def keep_newest(folder: Path, frames: int) -> None:
+    """Remove files of all but the newest frames, and what was left half-written.
+
+    Args:
+        folder: Where :class:`GridFiles` writes; other files stay.
+        frames: How many frames to keep.
+    """
+    for partial in folder.glob(f"{PREFIX}*{SUFFIX}.part"):
+        partial.unlink(missing_ok=True)
+    files = [f for f in folder.glob(f"{PREFIX}*{SUFFIX}") if not f.name.endswith(INDEX_SUFFIX)]
+    files.sort(key=lambda file: (file.stat().st_mtime_ns, file.name))
+    for file in files[: max(0, len(files) - frames)]:
+        file.with_name(file.name.removesuffix(SUFFIX) + INDEX_SUFFIX).unlink(missing_ok=True)
+        file.unlink(missing_ok=True)

@@ -1,0 +1,107 @@
+"""Voxels written beside the detector: complete files, a bounded number of them, faults told."""
+
+from __future__ import annotations
+
+import os
+import sys
+import threading
+
+import numpy as np
+import pytest
+import torch
+
+from driveRT_ros.core.config import LidarConfig
+from driveRT_ros.core.voxelize import voxelize
+from driveRT_ros.io import nvdb_frames
+from driveRT_ros.io.nvdb import active_voxels, channels, read_nvdb
+from driveRT_ros.io.nvdb_frames import GridFiles
+
+STAMP_NS = 1_700_000_000_000_000_000
+
+
+def config_for(folder, **more):
+    settings = {"nanovdb_dir": str(folder), "nanovdb_every": 1, **more}
+    return LidarConfig.from_dict({f"diagnostics.{key}": value for key, value in settings.items()})
+
+
+def points_of(seed=0, count=500):
+    rng = np.random.default_rng(seed)
+    points = rng.uniform((-20, -20, -2, 0, 0), (20, 20, 2, 255, 0), (count, 5))
+    return torch.from_numpy(points.astype(np.float32))
+
+
+def test_a_frame_becomes_the_files_that_export_writes(tmp_path):
+    files, config, points = GridFiles(), config_for(tmp_path / "grids"), points_of()
+    assert files.frame(STAMP_NS, points, config) == {} and files.wait(20)
+    names = sorted(path.name for path in (tmp_path / "grids").iterdir())
+    assert names == [f"voxels_{STAMP_NS}.index.nvdb", f"voxels_{STAMP_NS}.nvdb"]
+    (index,) = read_nvdb(tmp_path / "grids" / names[0])
+    voxels = voxelize(points, config.voxelization)
+    found = active_voxels(index)
+    order = np.lexsort(found.coords_zyx.T[::-1])
+    cells = voxels.coords_bzyx[:, 1:].numpy()
+    expected = np.lexsort(cells.T[::-1])
+    assert np.array_equal(found.coords_zyx[order], cells[expected])
+    counts = channels(index)["point_count"][found.values[order]]
+    assert np.array_equal(counts, voxels.num_points.numpy()[expected])
+
+
+def test_every_so_manieth_frame_is_written_and_the_newest_are_kept(tmp_path):
+    files, config = GridFiles(), config_for(tmp_path, nanovdb_every=3, nanovdb_keep=2)
+    (tmp_path / "mine.nvdb").write_text("not one of these")
+    (tmp_path / "voxels_1.nvdb.part").write_text("left by a process that was killed")
+    for number in range(10):  # frames 0, 3, 6 and 9 are written
+        files.frame(STAMP_NS + number, points_of(), config)
+        assert files.wait(20)
+    left = {path.name for path in tmp_path.iterdir()}
+    kept = {f"voxels_{STAMP_NS + n}{end}" for n in (6, 9) for end in (".nvdb", ".index.nvdb")}
+    assert left == {"mine.nvdb", *kept}
+
+
+def test_without_a_folder_nothing_is_written(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    files = GridFiles()
+    assert files.frame(STAMP_NS, points_of(), LidarConfig()) == {}
+    assert files.wait(0.0) and not list(tmp_path.iterdir())
+
+
+def test_a_folder_that_cannot_be_is_a_fault_of_the_next_frame(tmp_path):
+    (tmp_path / "file").write_text("")
+    files, config = GridFiles(), config_for(tmp_path / "file" / "grids")
+    assert files.frame(STAMP_NS, points_of(), config) == {} and files.wait(20)
+    faults = files.frame(STAMP_NS + 1, points_of(), config)
+    assert "diagnostics.nanovdb_dir" in faults["nanovdb_failed"]
+    assert "Not a directory" in faults["nanovdb_failed"]
+
+
+def test_a_slow_disk_costs_files_and_no_time_of_the_detector(tmp_path, monkeypatch):
+    slow, written = threading.Event(), []
+
+    def write(path, points, grid):
+        slow.wait(20)
+        written.append(path.name)
+
+    monkeypatch.setattr(nvdb_frames, "write_cloud_grid", write)
+    files, config = GridFiles(), config_for(tmp_path)
+    assert files.frame(STAMP_NS, points_of(), config) == {}
+    faults = files.frame(STAMP_NS + 1, points_of(), config)  # returns while the first one waits
+    assert "raise diagnostics.nanovdb_every" in faults["nanovdb_late"]
+    slow.set()
+    assert files.wait(20) and written == [f"voxels_{STAMP_NS}.nvdb"]
+    assert files.frame(STAMP_NS + 2, points_of(), config) == {} and files.wait(20)
+    assert len(written) == 2
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="threads have no priority of their own")
+def test_only_the_thread_that_writes_stands_back(tmp_path, monkeypatch):
+    seen = []
+
+    def write(path, points, grid):
+        seen.append(os.getpriority(os.PRIO_PROCESS, threading.get_native_id()))
+
+    monkeypatch.setattr(nvdb_frames, "write_cloud_grid", write)
+    before = os.getpriority(os.PRIO_PROCESS, threading.get_native_id())
+    files = GridFiles()
+    files.frame(STAMP_NS, points_of(), config_for(tmp_path))
+    assert files.wait(20) and seen == [max(before, 10)]
+    assert os.getpriority(os.PRIO_PROCESS, threading.get_native_id()) == before
