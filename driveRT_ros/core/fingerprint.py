@@ -10,7 +10,6 @@ import torch
 from driveRT_ros.core.frame import BevGrid
 from driveRT_ros.core.front_end import FrontResult
 from driveRT_ros.core.grid_ops import crc32_bits
-from driveRT_ros.core.reference.coordmap import cell_keys
 from driveRT_ros.core.stages import crc32
 
 Triple = tuple[int, int, int]
@@ -53,8 +52,8 @@ def frame_fingerprint(
         grid: Bird's-eye-view layers, where they were made.
         detections: Boxes, scores and labels, as published.
     """
-    voxels = _cell_order(torch.nn.functional.pad(front.voxel_coords_zyx, (1, 0)), voxel_shape_zyx)
-    bev = _cell_order(front.bev.coords_bzyx, front.bev.spatial_shape_zyx)
+    voxels = _cell_order(front.voxel_coords_zyx, voxel_shape_zyx)
+    bev = _cell_order(front.bev.coords_bzyx[:, 1:], front.bev.spatial_shape_zyx)
     rows = {
         "points": points,
         "coords": front.voxel_coords_zyx[voxels],
@@ -62,7 +61,7 @@ def frame_fingerprint(
         "bev": front.bev.features[bev],
     }
     # Taken where the rows lie: of each stage four bytes travel to the host, all at once.
-    bits = torch.cat([crc32_bits(tensor) for tensor in rows.values()]).tolist()
+    bits = crc32_bits(*rows.values()).tolist()
     return {
         **{stage: value & 0xFFFFFFFF for stage, value in zip(rows, bits)},
         **({} if grid is None else {"grid": grid_crc32(grid)}),
@@ -95,5 +94,9 @@ def first_difference(a: Mapping[str, int], b: Mapping[str, int]) -> str | None:
     return next((s for s in in_order(a) if s in b and a[s] != b[s]), None)
 
 
-def _cell_order(coords_bzyx: torch.Tensor, shape_zyx: Triple) -> torch.Tensor:
-    return cell_keys(coords_bzyx, shape_zyx).argsort()
+def _cell_order(coords_zyx: torch.Tensor, shape_zyx: Triple) -> torch.Tensor:
+    """Return the rows of one frame in ascending (z, y, x) order, without waiting for the device."""
+    nz, ny, nx = shape_zyx
+    small = nz * ny * nx < 2**31
+    z, y, x = (coords_zyx if small else coords_zyx.long()).unbind(1)
+    return torch.add(x, torch.add(y, z, alpha=ny), alpha=nx).argsort()

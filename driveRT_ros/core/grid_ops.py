@@ -1,6 +1,6 @@
 """Maintain NanoVDB grids where they lie: checksums, statistics, index grids turned into values.
 
-``crc32_bits`` takes any tensor.
+``crc32_bits`` takes any tensors.
 
 A grid is (bytes,) uint8 on the CPU or a CUDA device. On the CPU the reference runs; on CUDA kernels
 do, on the current stream, with the same result bit by bit. What the host must know of a grid is its
@@ -86,22 +86,23 @@ def checksum_bits(grid: torch.Tensor, header: GridHeader | None = None) -> torch
     return torch.from_numpy(pair.view(np.int32))
 
 
-def crc32_bits(data: torch.Tensor) -> torch.Tensor:
-    """Return the bits of the CRC-32, that of zlib, of all bytes of any tensor, without waiting.
+def crc32_bits(*tensors: torch.Tensor) -> torch.Tensor:
+    """Return the bits of the CRC-32, that of zlib, of all bytes of each tensor, without waiting.
 
     Args:
-        data: Any shape and type; one that is not contiguous is copied.
+        tensors: One or more on one device, of any shape and type; those that are not contiguous
+            are copied.
 
     Returns:
-        (1,) int32 on the tensor's device; 0 for no bytes.
+        (number of tensors,) int32 on their device; 0 for no bytes.
     """
-    data = data.contiguous()
-    if data.is_cuda:
+    plain = [tensor.contiguous() for tensor in tensors]
+    if plain[0].is_cuda:
         from driveRT_ros.core.gpu import grid_ops as gpu  # needs a driver
 
-        return gpu.crc32(data if data.data_ptr() % 4 == 0 else data.clone())
-    crc = np.array([zlib.crc32(data.view(-1).view(torch.uint8).numpy().data)], np.uint32)
-    return torch.from_numpy(crc.view(np.int32))
+        return gpu.crc32(*(t if t.data_ptr() % 4 == 0 else t.clone() for t in plain))
+    crcs = [zlib.crc32(t.view(-1).view(torch.uint8).numpy().data) for t in plain]
+    return torch.from_numpy(np.array(crcs, np.uint32).view(np.int32))
 
 
 def store_checksum(grid: torch.Tensor, header: GridHeader | None = None) -> None:

@@ -94,6 +94,12 @@ def test_the_crc_of_a_tensor_is_that_of_its_bytes_in_order(data):
     assert int(bits) & 0xFFFFFFFF == zlib.crc32(data.contiguous().numpy().tobytes())
 
 
+def test_the_crcs_of_several_tensors_come_together():
+    parts = torch.arange(5000), torch.zeros(0, 5), torch.tensor(7, dtype=torch.int16)
+    bits = grid_ops.crc32_bits(*parts)
+    assert bits.tolist() == [int(grid_ops.crc32_bits(part)) for part in parts]
+
+
 # ---- statistics ---------------------------------------------------------------------------------
 
 

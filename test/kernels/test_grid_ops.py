@@ -70,7 +70,7 @@ def test_the_crc_of_any_bytes_is_that_of_zlib(backend, size):
     data = np.random.default_rng(size).integers(0, 256, size, np.uint8)
     tensor, buffers = on_device(backend, data)
     for resident in (1, 3, 100):
-        bits = gpu.crc32(tensor, runner(backend), resident)
+        bits = gpu.crc32(tensor, run=runner(backend), resident=resident)
         assert bits.shape == (1,) and int(bits) & 0xFFFFFFFF == zlib.crc32(data.data)
     assert buffers.intact()
 
@@ -273,8 +273,11 @@ def test_public_functions_run_on_the_device_of_the_grid():
         grid_ops.grid_stats(grid, known, write=True)
         grid_ops.store_checksum(grid, known)
     assert torch.equal(made.cpu(), expected)
-    for data in (index[:0], index[:70_001], values, values[::3]):
+    several = index[:0], index[:70_001], values, values[::3]
+    for data in several:
         assert int(grid_ops.crc32_bits(data.cuda())) == int(grid_ops.crc32_bits(data))
+    together = grid_ops.crc32_bits(*(data.cuda() for data in several))
+    assert torch.equal(together.cpu(), grid_ops.crc32_bits(*several))
     moved = torch.cat([torch.zeros(4, dtype=torch.uint8, device="cuda"), made])[4:]
     assert grid_ops.checksum(moved) == grid_ops.checksum(expected)
 

@@ -68,30 +68,44 @@ def _operators_on(device: torch.device, piece_words: int) -> dict[str, torch.Ten
     return {name: part.to(device) for name, part in zip(("tables", "powers"), parts)}
 
 
-def crc32(data: torch.Tensor, run: Run | None = None, resident: int = 0) -> torch.Tensor:
-    """Enqueue the CRC-32 of all bytes of a tensor.
+def crc32(*tensors: torch.Tensor, run: Run | None = None, resident: int = 0) -> torch.Tensor:
+    """Enqueue the CRC-32 of all bytes of each tensor.
 
     Args:
-        data: Contiguous, aligned to 4 bytes.
-        run: Launches a kernel; by default on the device of the tensor.
+        tensors: Contiguous, aligned to 4 bytes, on one device.
+        run: Launches a kernel; by default on the device of the tensors.
         resident: Blocks that run at once; as many as the device holds by default.
 
     Returns:
-        (1,) int32: the bits of the CRC.
+        (number of tensors,) int32: the bits of each CRC.
     """
-    run = run or _launcher(data.device)
-    out = torch.full((1,), -1 if data.nbytes else 0, dtype=torch.int32, device=data.device)
-    count = max(data.nbytes - 1, 0) // BLOCK  # whole chunks; what follows has 1 to 4096 bytes
-    rounds, blocks = _spread(count, resident or _resident(data.device))
-    fields = {
-        **{"data": data, **_operators_on(data.device, BLOCK // 4), "begin": 0},
-        **{"end": count * BLOCK, "chunk_bytes": BLOCK, "chunks": count, "rounds": rounds},
-        **{"chunks_before": 0, "chunks_after": 0, "extra_begin": count * BLOCK},
-        **{"extra_bytes": data.nbytes - count * BLOCK, "plain": 1, "head": None, "sum": out},
-    }
-    if data.nbytes:
+    device = tensors[0].device
+    run, resident = run or _launcher(device), resident or _resident(device)
+    out = torch.full((len(tensors),), -1, dtype=torch.int32, device=device)
+    filled = [i for i, data in enumerate(tensors) if data.nbytes]
+    if len(filled) < len(tensors):
+        out.zero_()
+        for i in filled:
+            out[i] = -1
+    for i in filled:
+        data, size = tensors[i], tensors[i].nbytes
+        count = (size - 1) // BLOCK  # whole chunks; what follows has 1 to 4096 bytes
+        rounds, blocks = _spread(count, resident)
+        fields = {
+            **{"data": data, **_operators_on(device, BLOCK // 4), "begin": 0},
+            **{"end": count * BLOCK, "chunk_bytes": BLOCK, "chunks": count, "rounds": rounds},
+            **{"chunks_before": 0, "chunks_after": 0, "extra_begin": count * BLOCK},
+            **{"extra_bytes": size - count * BLOCK, "plain": 1, "head": None, "sum": out[i:]},
+        }
         value = struct_value("grid_ops_checksum.cu", "Checksum", fields)
-        run("grid_ops_checksum", "crc_chunks", blocks + 1, 32 * WARPS, value)
+        run(
+            "grid_ops_checksum",
+            "crc_chunks",
+            blocks + 1,
+            32 * WARPS,
+            value,
+            dependent=i > filled[0],
+        )
     return out
 
 
