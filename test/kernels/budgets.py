@@ -60,6 +60,16 @@ def tensor_core():
             yield tactic.kernel, tactic.defines(width, width, 27), ARCHITECTURES
 
 
+def few_rows():
+    """Return convolutions that only a search finds, for layers of few rows: extremes."""
+    for shape, parts in (
+        ((16, 32, 1, 4, 2, 5), 1), ((32, 64, 1, 4, 2, 2), 1),
+        ((64, 16, 2, 2, 4, 4), 2), ((32, 32, 1, 2, 3, 6), 2),
+    ):  # fmt: skip
+        tactic = MmaTactic(9, *shape, "F64", "staged", parts)
+        yield tactic.kernel, tactic.defines(128, 128, 27), ("sm_90",)
+
+
 def pooling():
     """Return the kernels that pool camera features, for the widths that networks have."""
     f32, f16, f8 = torch.float32, torch.float16, torch.float8_e4m3fn
@@ -107,6 +117,7 @@ def configurations():
     yield from pooling()
     yield from planned()
     yield from tensor_core()
+    yield from few_rows()
 
 
 def label(stem, defines):
