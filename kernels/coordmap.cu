@@ -85,7 +85,7 @@ __device__ __forceinline__ int first_z(const Domain& d, int z) { return d.kz > 1
 
 // The work of all domains as one list of units, so that no block waits for a larger domain.
 struct Units {
-    int end[kMaxDomains];  // units of this domain and those before it
+    int end[32];  // units of this domain and those before it, one a lane
 };
 struct Unit {
     int domain, index;
