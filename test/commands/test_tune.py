@@ -15,9 +15,9 @@ from driveRT_ros.cli import main
 from driveRT_ros.commands import tune
 from driveRT_ros.core.config import LidarConfig
 from driveRT_ros.core.plan import Plan, default_plan
-from driveRT_ros.models import shipped
 from driveRT_ros.core.pool_tactics import PoolTactic
 from driveRT_ros.core.verdict import Verdict
+from driveRT_ros.models import shipped
 from test.commands.test_cli import refused
 from test.support.bags import write_drive
 from test.support.demo_files import tiny_scene

@@ -12,6 +12,7 @@ import pytest
 
 REPO = Path(__file__).resolve().parents[2]
 FOLDERS = ("config", "driveRT_ros", "interfaces", "kernels", "launch")
+WEIGHTS = Path("driveRT_ros", "models", "weights")
 FILES = ("LICENSE", "package.xml", "pyproject.toml", "setup.cfg", "setup.py")
 
 
@@ -35,6 +36,10 @@ def site(tmp_path_factory) -> Path:
         shutil.copytree(REPO / name, source / name, ignore=ignored)
     for name in FILES:
         shutil.copy2(REPO / name, source)
+    weights = source / WEIGHTS
+    weights.mkdir(exist_ok=True)
+    for suffix in ("safetensors", "md"):
+        (weights / f"probe.{suffix}").write_text(suffix)
     pip("wheel", "--no-deps", "--no-build-isolation", "--wheel-dir", folder, source)
     (wheel,) = folder.glob("*.whl")
     pip(
@@ -77,3 +82,10 @@ def test_an_installed_wheel_finds_every_file_that_travels_with_it(site, tmp_path
 def test_an_installed_wheel_holds_every_module(site):
     modules = {p.relative_to(REPO) for p in (REPO / "driveRT_ros").rglob("*.py")}
     assert {module for module in modules if not (site / module).is_file()} == set()
+
+
+def test_an_installed_wheel_holds_trained_weights_and_their_cards(site):
+    ours = {p.name: p.read_bytes() for p in (REPO / WEIGHTS).glob("*")}
+    ours |= {"probe.safetensors": b"safetensors", "probe.md": b"md"}
+    found = {p.name: p.read_bytes() for p in (site / WEIGHTS).glob("*")}
+    assert found == ours
