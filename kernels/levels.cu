@@ -13,10 +13,6 @@
 
 constexpr int kThreads = 256;
 
-struct Levels {
-    Level at[8];
-};
-
 // Marks read before they write: most bits are set already, and an atomic costs more than a read.
 __device__ __forceinline__ void mark_leaves(const Level& level, int word, u32 bits) {
     if (bits & ~__ldcg(&level.top[word].x)) atomicOr(&level.top[word].x, bits);

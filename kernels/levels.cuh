@@ -27,6 +27,11 @@ struct Level {
     u64* chunk_sums;        // leaves and rows of each chunk
 };
 
+// All levels of a frame, as one argument.
+struct Levels {
+    Level at[8];
+};
+
 struct LeafBit {
     int leaf_cell;  // raster index of the leaf
     int word, bit;  // slice in the leaf, bit in the slice

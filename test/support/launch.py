@@ -238,7 +238,7 @@ class Frame:
             One :class:`Map` each.
         """
         maps = [Map(self, spec, tile_capacity) for spec in specs]
-        domains = struct_values("coordmap.cu", "Domain", [m.fields for m in maps], MAX_DOMAINS)
+        domains = struct_values("coordmap.cuh", "Domain", [m.fields for m in maps], MAX_DOMAINS)
         run = functools.partial(self.backend.launch, "coordmap")
         for name in ("mask_rows", "order_rows", "sort_rows", "fill_tiles"):
             blocks = self.blocks + len(maps) if name == "fill_tiles" else self.blocks

@@ -23,13 +23,13 @@ _MANY_WORDS = 1024
 """Top words above which a block numbers eight of them instead of one."""
 
 KEY_TAPS = 9
-"""Taps of a group that its rows are counted by; kernels/coordmap.cu."""
+"""Taps of a group that its rows are counted by; kernels/coordmap.cuh."""
 MAX_DOMAINS = 28
-"""Coordinate maps that a launch can have; kernels/coordmap.cu."""
+"""Coordinate maps that a launch can have; kernels/coordmap.cuh."""
 UNIT_ROWS = 512
-"""Least rows that a block counts at once; kernels/coordmap.cu."""
+"""Least rows that a block counts at once; kernels/coordmap.cuh."""
 MAX_TAPS = 27
-"""Taps of the largest kernel, one bit each; kernels/coordmap.cu."""
+"""Taps of the largest kernel, one bit each; kernels/coordmap.cuh."""
 
 _ROWS_BY_LEVEL = (1.0, 1.5, 0.8, 0.4)
 """Rows of levels 1 to 4 for one voxel: a stride-2 level has 0.5 to 1.6 times the rows of the one
@@ -125,12 +125,12 @@ class DomainShape:
 
     @property
     def bins(self) -> int:
-        """Patterns of taps that the rows of all groups are counted by; kernels/coordmap.cu."""
+        """Patterns of taps that the rows of all groups are counted by; kernels/coordmap.cuh."""
         return self.groups << min(self.group_taps, KEY_TAPS)
 
     @property
     def units(self) -> int:
-        """Units of work that the rows can make; kernels/coordmap.cu."""
+        """Units of work that the rows can make; kernels/coordmap.cuh."""
         return -(-self.row_capacity // UNIT_ROWS)
 
     @property

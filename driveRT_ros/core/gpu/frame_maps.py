@@ -77,7 +77,7 @@ class DomainBuffers:
     counts: torch.Tensor
 
     def fields(self) -> dict[str, object]:
-        """Return the struct ``Domain`` of kernels/coordmap.cu."""
+        """Return the struct ``Domain`` of kernels/coordmap.cuh."""
         s = self.shape
         kz, ky, kx = s.kernel_zyx
         return {
@@ -120,7 +120,7 @@ class FrameMaps:
         self.level_values = struct_values("levels.cuh", "Level", level_fields)
         self.level_structs = pack_structs("levels.cuh", "Level", level_fields, device)
         domain_fields = [domain.fields() for domain in self.domains.values()]
-        self._domain_values = struct_values("coordmap.cu", "Domain", domain_fields, MAX_DOMAINS)
+        self._domain_values = struct_values("coordmap.cuh", "Domain", domain_fields, MAX_DOMAINS)
         self.multiprocessors = torch.cuda.get_device_properties(device).multi_processor_count
         self._by_point = min(-(-points // _THREADS), self.multiprocessors * 8)
         launches = self._level_launches()
