@@ -1,4 +1,4 @@
-"""``drivert eval --statistics``: how simulated clouds resemble real ones, as a picture."""
+"""``drivert eval --statistics``: how simulated clouds resemble real ones, drawn and tabled."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from driveRT_ros.core.errors import ConfigError
 
 
 def execute(args: argparse.Namespace) -> int:
-    """Draw statistics.png and write statistics.json.
+    """Draw statistics.png, and write statistics.md and statistics.json.
 
     Raises:
         ConfigError: If the source is not the simulator, or the real frames cannot be read.
@@ -22,6 +22,7 @@ def execute(args: argparse.Namespace) -> int:
         draw_samples,
         real_sample,
         simulated_sample,
+        table_samples,
         tabled_sample,
     )
     from driveRT_ros.train.evaluate import HELD_OUT_SEED
@@ -41,6 +42,7 @@ def execute(args: argparse.Namespace) -> int:
         )
     apart = difference(simulated, real)
     write_picture(out / "statistics.png", draw_samples(simulated, real))
+    (out / "statistics.md").write_text(table_samples(simulated, real), encoding="utf-8")
     document = {
         "simulated": dataclasses.asdict(simulated),
         "real": dataclasses.asdict(real),

@@ -1,4 +1,4 @@
-"""Simulated frames beside real ones in one picture: points on objects, voxels, intensity."""
+"""Simulated frames beside real ones, drawn and tabled: points on objects, voxels, intensity."""
 
 from __future__ import annotations
 
@@ -207,6 +207,45 @@ def difference(simulated: Sample, real: Sample) -> dict[str, float | None]:
     return out
 
 
+def table_samples(simulated: Sample, real: Sample) -> str:
+    """Return both samples as tables in Markdown: medians by class and range, voxels, intensity."""
+    edges = zip(RANGE_EDGES_M, RANGE_EDGES_M[1:])
+    lines = _table("median points, real / simulated", [f"{a}-{b} m" for a, b in edges])
+    for name in NUSCENES_CLASSES:
+        pairs = list(zip(real.points[name], simulated.points[name]))
+        if any(value is not None for pair in pairs for value in pair):
+            lines.append(
+                _row(name.replace("_", " "), [f"{_digits(a)} / {_digits(b)}" for a, b in pairs])
+            )
+    parts = (0.25, 0.5, 0.75)
+    lines += ["", *_table("voxels of ten sweeps", ["first quartile", "median", "third quartile"])]
+    known = np.quantile(real.voxels, parts) if real.voxels else REAL_VOXEL_QUARTILES
+    lines.append(_row("real", [f"{value:,.0f}" for value in known]))
+    if simulated.voxels:
+        ours = np.quantile(simulated.voxels, parts)
+        lines.append(_row("simulated", [f"{value:,.0f}" for value in ours]))
+    lines += ["", *_table("share of points by intensity", _intensity_names())]
+    for name, sample in (("real", real), ("simulated", simulated)):
+        lines.append(_row(name, [f"{share:.3f}" for share in sample.intensity]))
+    return "\n".join(lines) + "\n"
+
+
+def _table(title: str, columns: list[str]) -> list[str]:
+    return [_row(title, columns), _row("---", ["---:"] * len(columns))]
+
+
+def _row(name: str, cells: list[str]) -> str:
+    return "| " + " | ".join((name, *cells)) + " |"
+
+
+def _digits(value: float | None) -> str:
+    return "-" if value is None else f"{value:g}"
+
+
+def _intensity_names() -> list[str]:
+    return [f"{a}-{b - 1}" for a, b in zip(INTENSITY_EDGES, INTENSITY_EDGES[1:])]
+
+
 def draw_samples(simulated: Sample, real: Sample) -> np.ndarray:
     """Draw both samples in one picture.
 
@@ -261,14 +300,13 @@ def _voxel_chart(simulated: Sample, real: Sample) -> Chart:
 
 
 def _intensity_chart(simulated: Sample, real: Sample) -> Chart:
-    edges = zip(INTENSITY_EDGES, INTENSITY_EDGES[1:])
     places = np.arange(len(INTENSITY_EDGES) - 1)
     lines = [
         Line(places, sample.intensity, color, dashed=color == _REAL, marked=True)
         for sample, color in ((real, _REAL), (simulated, AMBER))
         if sample.intensity
     ]
-    names = [f"{a}-{b - 1}" for a, b in edges]
+    names = _intensity_names()
     return Chart(
         "intensity beyond 2.5 m",
         lines,

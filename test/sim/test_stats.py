@@ -18,6 +18,7 @@ from driveRT_ros.sim.realism import (
     draw_samples,
     real_sample,
     simulated_sample,
+    table_samples,
     tabled_sample,
 )
 from driveRT_ros.sim.simulate import simulate
@@ -192,3 +193,15 @@ def test_both_samples_are_in_one_picture():
     height, width = picture.shape[:2]
     assert width / 2 < changed[1].min() and changed[1].max() < 3 * width / 4 + 10
     assert changed[0].min() > height / 2
+
+
+def test_tables_hold_both_samples_class_by_class():
+    few = dict.fromkeys(NUSCENES_CLASSES, (None,) * 6) | {"car": (300.0, 12.5, None, 1, None, None)}
+    text = table_samples(Sample("few", 1, 30, few, (50, 70, 90), (1, *[0] * 6)), tabled_sample())
+    lines = text.splitlines()
+    assert "| car | 466 / 300 | 52.5 / 12.5 | 11 / - | 4 / 1 | 3 / - | 2 / - |" in lines
+    assert not any(line.startswith("| trailer") for line in lines)  # neither knows any
+    assert (
+        "| real | 68,843 | 91,090 | 102,998 |" in lines and "| simulated | 60 | 70 | 80 |" in lines
+    )
+    assert "| simulated | 1.000 | 0.000 | 0.000 | 0.000 | 0.000 | 0.000 | 0.000 |" in lines

@@ -149,6 +149,7 @@ def test_the_command_draws_statistics_of_simulated_scenes_beside_real_ones(
     assert drivert("eval", "--sim", 1, *options) == 0
     tree = json.loads((out / "statistics.json").read_text())
     assert tree["simulated"]["frames"] == 1 and tree["difference"]["intensity"] is not None
+    assert "| car | 466 / " in (out / "statistics.md").read_text()
     assert (out / "statistics.png").is_file() and "points_car" in capsys.readouterr().out
     assert drivert("eval", "--kitti", "x", "--statistics") == 2
     assert "add --sim N" in capsys.readouterr().err
