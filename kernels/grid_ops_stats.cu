@@ -20,6 +20,7 @@
 
 #define LEAF_THREADS 256
 #define THREADS 128
+#define AHEAD 4  // steps whose loads an internal node has in flight
 #define LEAF_BYTES 2144
 #define ROOT_BYTES 64
 #define NONE_LEAST 0x7fffffff
@@ -224,7 +225,7 @@ __device__ __forceinline__ Stats merge_block(const GridStats& m, const Stats& mi
 }
 
 // Thread t merges the entries t, t + 128, ... Words of the masks are read 32 steps at a time, so that
-// empty ones cost nothing.
+// empty ones cost nothing. Entries, and then records, of some steps are read before the first is used.
 template <int SLOTS, int BYTES, int CHILD_BYTES, int EDGE>
 __device__ __forceinline__ void node_stats(const GridStats& m, u64 nodes, u64 children, u32 first_child_slot,
                                            u32 own_slot) {
@@ -241,18 +242,30 @@ __device__ __forceinline__ void node_stats(const GridStats& m, u64 nodes, u64 ch
         const u32 child = node[(32 + MASK) / 4 + at], value = node[32 / 4 + at] & ~child;
         u32 todo = __ballot_sync(0xffffffffu, (child | value) != 0);
         while (todo) {
-            const int from = __ffs(todo) - 1;
-            todo &= todo - 1;
-            const u32 children_here = __shfl_sync(0xffffffffu, child, from);
-            const u32 values_here = __shfl_sync(0xffffffffu, value, from);
-            const int i = (step + from) * THREADS + threadIdx.x;
-            if (children_here >> lane & 1) {
-                const u64 number = (begin + table[i] - children) / CHILD_BYTES;
-                mine = merge(m, mine, *record(m, first_child_slot + number));
-            } else if (values_here >> lane & 1) {
-                const int x = i / (SIDE * SIDE), y = i / SIDE % SIDE, z = i % SIDE;
+            int at_entry[AHEAD];
+            bool is_child[AHEAD], is_value[AHEAD];
+            u64 entry[AHEAD];
+            Stats found[AHEAD];
+#pragma unroll
+            for (int k = 0; k < AHEAD; ++k) {
+                const int from = todo ? __ffs(todo) - 1 : 0;
+                const u32 children_here = __shfl_sync(0xffffffffu, child, from);
+                const u32 values_here = __shfl_sync(0xffffffffu, value, from);
+                is_child[k] = todo && children_here >> lane & 1;
+                is_value[k] = todo && values_here >> lane & 1;
+                at_entry[k] = (step + from) * THREADS + threadIdx.x;
+                entry[k] = is_child[k] || is_value[k] ? table[at_entry[k]] : 0;
+                todo &= todo - 1;
+            }
+#pragma unroll
+            for (int k = 0; k < AHEAD; ++k)
+                if (is_child[k]) found[k] = *record(m, first_child_slot + (begin + entry[k] - children) / CHILD_BYTES);
+#pragma unroll
+            for (int k = 0; k < AHEAD; ++k) {
+                const int i = at_entry[k], x = i / (SIDE * SIDE), y = i / SIDE % SIDE, z = i % SIDE;
                 const int corner[3] = {origin[0] + x * EDGE, origin[1] + y * EDGE, origin[2] + z * EDGE};
-                mine = merge(m, mine, tile_stats(m, static_cast<u32>(table[i]), corner, EDGE));
+                if (is_value[k]) found[k] = tile_stats(m, static_cast<u32>(entry[k]), corner, EDGE);
+                if (is_child[k] || is_value[k]) mine = merge(m, mine, found[k]);
             }
         }
     }
