@@ -36,6 +36,9 @@ _FPS = 10.0
 _GAP_PX = 12
 _OBJECTS = f"/{LIDAR_NODE}/output/objects"
 
+SHOWN_SCORE = 0.3
+"""Least score of a box of trained weights in pictures."""
+
 
 @dataclass
 class Recorded:
@@ -184,6 +187,8 @@ def _pictures(
             stamp_ns=cloud.stamp_ns,
             latency_ms=recorded.frame_ms(drawn - 1),
             untrained=recorded.untrained,
+            # Untrained scores mean nothing; of trained ones, the low ones are guesses.
+            min_score=0.0 if recorded.untrained else SHOWN_SCORE,
         )
         yield _with_cameras(picture, seen, images, cloud.stamp_ns) if seen.pictures else picture
 
@@ -254,6 +259,8 @@ def report(
     if files is not None:
         rows |= {"pictures": files.png[0].parent if files.png else "none"}
         rows |= {"GIF": files.gif, "MP4": files.mp4}
+        if not recorded.untrained:
+            console.print(f"Pictures show boxes with a score of {SHOWN_SCORE:g} or more.")
         for note in files.notes:
             console.print(note)
     for name, path in rows.items():
