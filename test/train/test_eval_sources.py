@@ -264,6 +264,20 @@ def test_real_keyframes_are_evaluated_with_their_own_ground_truth(data_dir: Path
     assert kitti.mean_ap_present == pytest.approx(1.0) and math.isnan(kitti.nds)
 
 
+def test_real_frames_hold_few_cars_that_are_close_and_well_seen(data_dir: Path) -> None:
+    """These are all that recall on real frames is about: a single one is a third of it."""
+    tables = NuScenesEval(data_dir / "nuscenes" / "scene-0061")
+    settings = EvalSettings(min_points=10, max_range_m=40.0)
+    for moments, cars in (
+        (nuscenes_frames(tables, "all", keyframes_only=True), 2),
+        (kitti_frames(data_dir / "lidar" / "kitti_object"), 1),
+    ):
+        evaluator = Evaluator()
+        compare(moments, lambda moment: moment.frame.ground_truth, evaluator, settings)
+        best = evaluator.result().classes[LABEL["car"]].overall.best
+        assert (best.hits, best.missed) == (cars, 0)
+
+
 def truth_with_points(moment: Moment) -> Detections:
     """Detect exactly what counts: a detection where no point is would be a wrong one."""
     truth = moment.frame.ground_truth
