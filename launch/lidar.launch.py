@@ -21,11 +21,7 @@ def generate_launch_description():
             DeclareLaunchArgument(
                 "params", default_value=PathJoinSubstitution([share, "config", "lidar_node.yaml"])
             ),
-            DeclareLaunchArgument(
-                "checkpoint",
-                default_value="",
-                description="weights; empty runs those of the package",
-            ),
+            DeclareLaunchArgument("checkpoint", default_value="", description="default: shipped"),
             DeclareLaunchArgument("use_sim_time", default_value="false"),
             DeclareLaunchArgument("rviz", default_value="false"),
             DeclareLaunchArgument(

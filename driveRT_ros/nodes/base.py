@@ -33,6 +33,7 @@ class ManagedNode(LifecycleNode):
 
     config_class: ClassVar[type[Config]] = Config
     dynamic_parameters: ClassVar[tuple[str, ...]] = ()
+    complete: ClassVar[Callable[[Any], Any] | None] = None  # fills in what start left open
     default_name: ClassVar[str] = "node"
     topics_help: ClassVar[str] = ""
     output_qos: ClassVar[QoSProfile] = qos.OUTPUT
@@ -43,13 +44,9 @@ class ManagedNode(LifecycleNode):
         self.fault_code = 1  # exit code after a fault
         self.finished = False  # set by a node whose work has an end
         self.steady_clock = Clock(clock_type=ClockType.STEADY_TIME)
-        self.parameters = NodeParameters(
-            self,
-            self.config_class,
-            dynamic=self.dynamic_parameters,
-            on_change=self.do_reconfigure,
-            complete=self.complete,
-        )
+        hooks: Any = {"on_change": self.do_reconfigure, "complete": self.complete}
+        dynamic = self.dynamic_parameters
+        self.parameters = NodeParameters(self, self.config_class, dynamic=dynamic, **hooks)
 
     @property
     def config(self) -> Any:
@@ -59,10 +56,6 @@ class ManagedNode(LifecycleNode):
     def create_steady_timer(self, period_s: float, callback: Callable[[], None]) -> Any:
         """Create a timer that simulated time cannot stop, slow down or turn back."""
         return self.create_timer(period_s, callback, clock=self.steady_clock)
-
-    def complete(self, config: Any) -> Any:
-        """Return the configuration with what was left open at start filled in."""
-        return config
 
     def do_configure(self) -> None:
         """Allocate, load, warm up."""

@@ -28,6 +28,7 @@ class CameraNode(PerceptionNode):
     """
 
     config_class = CameraConfig
+    complete = staticmethod(with_shipped_weights)
     dynamic_parameters = ("post_process_params.", "diagnostics.", "bev.")
     default_name = "camera_node"
     topics_help = topics_help(
@@ -39,10 +40,6 @@ class CameraNode(PerceptionNode):
     def __init__(self, **kwargs: Any) -> None:
         self._book = CameraBook(())
         super().__init__(**kwargs)
-
-    def complete(self, config: CameraConfig) -> CameraConfig:
-        """Choose the weights of the package where none are named."""
-        return with_shipped_weights(config)
 
     def load_weights(self, config: CameraConfig) -> Any:
         """Return the weights of ``checkpoint_path``."""

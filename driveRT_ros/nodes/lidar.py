@@ -22,13 +22,10 @@ class LidarNode(PerceptionNode):
     """Detect objects in PointCloud2; ``handle_cloud`` is the entrance of an offline source."""
 
     config_class = LidarConfig
+    complete = staticmethod(with_shipped_weights)
     dynamic_parameters = ("post_process_params.", "diagnostics.", "bev.")
     default_name = "lidar_node"
     topics_help = topics_help({INPUT: "sensor_msgs/msg/PointCloud2"}, OUTPUTS, "cloud")
-
-    def complete(self, config: LidarConfig) -> LidarConfig:
-        """Choose the weights of the package where none are named."""
-        return with_shipped_weights(config)
 
     def load_weights(self, config: LidarConfig) -> Any:
         """Return the weights of ``checkpoint_path``."""

@@ -85,7 +85,7 @@ class NodeParameters:
         *,
         dynamic: Iterable[str] = (),
         on_change: Callable[[Any], None] | None = None,
-        complete: Callable[[Any], Any] = lambda config: config,
+        complete: Callable[[Any], Any] | None = None,
     ) -> None:
         self._class = config_class
         self._dynamic = tuple(dynamic)
@@ -93,7 +93,9 @@ class NodeParameters:
         self.frozen = False
         known = {p.name: p for p in config_class.parameters()}
         given = _given_at_start(node, known)
-        self.config = complete(config_class.from_dict(given))
+        self.config = config_class.from_dict(given)
+        if complete is not None:
+            self.config = complete(self.config)
         for parameter in known.values():
             value = _value_of(self.config, parameter.name)
             what = descriptor(parameter, dynamic=self.is_dynamic(parameter.name))
