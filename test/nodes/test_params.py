@@ -14,10 +14,14 @@ from rclpy.context import Context
 from rclpy.node import Node
 from rclpy.parameter import Parameter
 
-from driveRT_ros.core.config import LidarConfig
+from driveRT_ros.core.config import LidarConfig, ModelConfig
 from driveRT_ros.core.errors import ConfigError
 from driveRT_ros.core.paths import share_path
 from driveRT_ros.core.schema import Config, group, param
+from driveRT_ros.models import shipped
+from driveRT_ros.models.checkpoint import save_weights
+from driveRT_ros.models.shipped import LIDAR
+from driveRT_ros.models.untrained import untrained_weights
 from driveRT_ros.nodes.lidar import LidarNode
 from driveRT_ros.nodes.params import NodeParameters, help_text, yaml_text
 
@@ -171,6 +175,24 @@ def test_shipped_parameter_file_is_accepted_by_ros(domain_id: int) -> None:
     path = str(share_path("config/lidar_node.yaml"))
     node = Node("lidar_node", context=context, cli_args=["--ros-args", "--params-file", path])
     assert NodeParameters(node, LidarConfig).config == LidarConfig()
+    node.destroy_node()
+    rclpy.shutdown(context=context)
+
+
+def test_a_node_told_no_weights_shows_that_it_runs_those_of_the_package(
+    domain_id: int, tmp_path: Path, monkeypatch
+) -> None:
+    """With the parameter file of its defaults, too: launch files pass that, and an empty path."""
+    model = ModelConfig(channels=(4, 4, 4, 8, 8, 8))
+    save_weights(LIDAR.path(tmp_path), untrained_weights(model, 0))
+    monkeypatch.setattr(shipped, "FOLDER", tmp_path)
+    context = Context()
+    rclpy.init(args=[], context=context, domain_id=domain_id)
+    defaults = ["--params-file", str(share_path("config/lidar_node.yaml"))]
+    node = LidarNode(context=context, cli_args=["--ros-args", *defaults])
+    assert node.get_parameter("checkpoint_path").value == str(LIDAR.path())
+    assert list(node.get_parameter("model.channels").value) == [4, 4, 4, 8, 8, 8]
+    assert node.config.model == model
     node.destroy_node()
     rclpy.shutdown(context=context)
 
