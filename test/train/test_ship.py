@@ -14,19 +14,24 @@ import yaml
 
 from driveRT_ros.cli import main
 from driveRT_ros.commands import ship as command
+from driveRT_ros.core.camera_config import CameraConfig
 from driveRT_ros.core.config import LidarConfig
 from driveRT_ros.models import shipped
 from driveRT_ros.models.checkpoint import load_weights
-from driveRT_ros.models.shipped import LIDAR, with_shipped_weights
+from driveRT_ros.models.lss_weights import load_camera_weights
+from driveRT_ros.models.shipped import CAMERA, LIDAR, with_shipped_weights
 from driveRT_ros.models.strict import file_sha256
 from driveRT_ros.sim.config import SimConfig
 from driveRT_ros.train import ship
 from driveRT_ros.train.augment import draw_motion
+from driveRT_ros.train.camera_config import CameraTrainConfig
+from driveRT_ros.train.camera_loop import CameraTrainer
 from driveRT_ros.train.config import AugmentConfig, TrainConfig
 from driveRT_ros.train.data import collate
 from driveRT_ros.train.evaluate import Evaluation
 from driveRT_ros.train.loop import Trainer
 from driveRT_ros.train.regression import small_evaluation
+from test.support.camera_training import small_camera_config
 from test.support.demo_files import tiny_scene
 from test.support.training import small_sample
 
@@ -157,3 +162,34 @@ def test_without_a_checkout_the_commit_must_be_named(monkeypatch, tmp_path: Path
     monkeypatch.setenv("PATH", str(tmp_path))
     with pytest.raises(ship.ConfigError, match="--commit"):
         command._commit()
+
+
+def test_a_run_of_the_camera_model_ships_with_its_layers(tmp_path: Path, monkeypatch) -> None:
+    config = small_camera_config()
+    trainer = CameraTrainer(
+        config, tmp_path / "run", torch.device("cpu"), data_name="simulator, 6 frames"
+    )
+    trainer.save()
+    layer = {"iou": 0.4125, "precision": 0.5, "recall": 0.75, "iou_by_range": [0.4]}
+    report = {
+        "about": {
+            "source": "simulator, seeds 1 to 2",
+            "weights_sha256": file_sha256(tmp_path / "run" / "weights.safetensors"),
+            "min_pixels": 20.0,
+        },
+        "num_frames": 2,
+        "layers": {"vehicle": layer},
+    }
+    (tmp_path / "report.json").write_text(json.dumps(report))
+    options = ("--report", tmp_path / "report.json", "--commit", "abc123", "--to", tmp_path / "to")
+    assert command_line("ship", tmp_path / "run", "--name", CAMERA.name, *options) == 0
+    text = CAMERA.card(tmp_path / "to").read_text()
+    assert "| vehicle | 0.412 | 0.500 | 0.750 |" in text and "2 frames" in text
+    assert "| IoU of vehicles | simulator | ≥ 0.35 | 0.412 | yes |" in text
+    recipe = yaml.safe_load(re.search(r"```yaml\n(.*?)```", text, re.DOTALL)[1])
+    assert CameraTrainConfig.from_dict(recipe) == config
+    assert "ImageNet" not in text and "0 of 3 steps" in text
+    monkeypatch.setattr(shipped, "FOLDER", tmp_path / "to")
+    chosen = with_shipped_weights(CameraConfig())
+    assert chosen.model == config.model
+    assert load_camera_weights(chosen.checkpoint_path, chosen).trained
