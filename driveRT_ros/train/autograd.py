@@ -3,75 +3,41 @@
 Tap by tap: gather, multiply and scatter one kernel tap at a time: the least arithmetic, the best on
 a CPU. By table: gather all taps of a row side by side, absent neighbours as zeros, and multiply
 once: few launches and large products, the best on a GPU. The gradient of the features is the same
-operation on the transposed table, so nothing is ever scattered.
+operation on the transposed table, so nothing is ever scattered, and what it gathers serves the
+gradient of the weight, too.
 
 Both are deterministic: in one tap a row is met at most once, so no addition depends on timing.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from functools import cached_property
 from typing import Any
 
 import torch
 from torch.autograd.function import once_differentiable
+from torch.nn import functional
 
 from driveRT_ros.core.sparse_types import CoordMap
+from driveRT_ros.train.tables import TableMap
 
 CHUNK_ELEMENTS = 1 << 28
 """Gathered values held at a time: 512 MiB in half precision."""
 
-
-@dataclass(frozen=True, eq=False)
-class ConvMap:
-    """A coordinate map with what both directions of a convolution need.
-
-    Args:
-        pairs: The map.
-        by_table: Convolve by table rather than tap by tap.
-    """
-
-    pairs: CoordMap
-    by_table: bool
-
-    @cached_property
-    def forward_table(self) -> torch.Tensor:
-        """(num_out, K) int32 input row of each tap; num_in where there is none."""
-        pairs = self.pairs
-        return _table(pairs, pairs.out_rows, pairs.in_rows, (pairs.num_out, pairs.num_in))
-
-    @cached_property
-    def backward_table(self) -> torch.Tensor:
-        """(num_in, K) int32 output row of each tap; num_out where there is none."""
-        pairs = self.pairs
-        if pairs.identity_offset is not None:
-            return self.forward_table.flip(1)  # a submanifold map is its own mirror
-        return _table(pairs, pairs.in_rows, pairs.out_rows, (pairs.num_in, pairs.num_out))
+_WIDE = torch.complex128
+"""Rows are gathered in words of 16 bytes: a GPU spends as much on each word, however short."""
+_SPLIT_ROWS = 4096
+"""Rows of one part of a sum over all rows: a product with few results is left to many cores."""
 
 
-def _table(
-    coord_map: CoordMap, rows: torch.Tensor, values: torch.Tensor, sizes: tuple[int, int]
+def sparse_conv(
+    features: torch.Tensor, weight: torch.Tensor, conv_map: CoordMap | TableMap
 ) -> torch.Tensor:
-    """Return (rows of one side, K) of the rows of the other side, given the size of both."""
-    taps = len(coord_map.counts)
-    height, absent = sizes
-    counts = torch.tensor(coord_map.counts, device=rows.device)
-    tap = torch.repeat_interleave(
-        torch.arange(taps, device=rows.device), counts, output_size=len(rows)
-    )
-    table = torch.full((height * taps,), absent, dtype=torch.int32, device=rows.device)
-    table[rows * taps + tap] = values.int()
-    return table.view(height, taps)
-
-
-def sparse_conv(features: torch.Tensor, weight: torch.Tensor, conv_map: ConvMap) -> torch.Tensor:
     """Convolve; differentiable once in features and weight.
 
     Args:
         features: (num_in, C_in).
         weight: (K, C_in, C_out) with K = taps of the map's kernel.
-        conv_map: Map on the same device.
+        conv_map: Map on the same device; its kind says which way is taken.
 
     Returns:
         (num_out, C_out) in the dtype of the features, or that of autocast where it is on.
@@ -82,11 +48,11 @@ def sparse_conv(features: torch.Tensor, weight: torch.Tensor, conv_map: ConvMap)
         features, weight = features.to(dtype), weight.to(dtype)
     out: torch.Tensor
     with torch.autocast(device, enabled=False):
-        if conv_map.by_table:
+        if isinstance(conv_map, TableMap):
             tables = conv_map.forward_table, conv_map.backward_table
             out = _TableConv.apply(features, weight, *tables)
         else:
-            out = _TapConv.apply(features, weight, conv_map.pairs)
+            out = _TapConv.apply(features, weight, conv_map)
     return out
 
 
@@ -133,7 +99,11 @@ class _TableConv(torch.autograd.Function):
         backward_table: torch.Tensor,
     ) -> torch.Tensor:
         ctx.save_for_backward(features, weight, forward_table, backward_table)
-        return _gathered_product(features, weight.flatten(0, 1), forward_table)
+        flat, padded = _flat(weight), _padded(features)
+        out = features.new_empty(len(forward_table), weight.shape[2])
+        for rows in _chunks(forward_table, padded.shape[1]):
+            torch.mm(_columns(padded, forward_table[rows]), flat, out=out[rows])
+        return out
 
     @staticmethod
     @once_differentiable
@@ -141,35 +111,58 @@ class _TableConv(torch.autograd.Function):
         ctx: Any, grad_out: torch.Tensor
     ) -> tuple[torch.Tensor | None, torch.Tensor, None, None]:
         features, weight, forward_table, backward_table = ctx.saved_tensors
-        grad_features = None
-        if ctx.needs_input_grad[0]:
-            transposed = weight.transpose(1, 2).flatten(0, 1)
-            grad_features = _gathered_product(grad_out, transposed, backward_table)
         taps, c_in, c_out = weight.shape
-        grad_weight = torch.zeros(
-            taps * c_in, c_out, dtype=_sum_dtype(features), device=features.device
-        )
-        padded = _with_zero_row(features)
-        for rows in _chunks(forward_table, c_in):
-            columns = padded.index_select(0, forward_table[rows].flatten()).view(-1, taps * c_in)
-            grad_weight += columns.T @ grad_out[rows]
-        return grad_features, grad_weight.view_as(weight).to(weight.dtype), None, None
+        if not ctx.needs_input_grad[0]:
+            padded = _padded(features)
+            total = _zeros(features, c_out, taps * padded.shape[1])
+            for rows in _chunks(forward_table, padded.shape[1]):
+                total += _correlation(grad_out[rows], _columns(padded, forward_table[rows]))
+            grad_weight = total.view(c_out, taps, -1)[:, :, :c_in].permute(1, 2, 0)
+            return None, grad_weight.to(weight.dtype), None, None
+        # The pairs of rows are those of the gradient of the weight, too: one gather serves both.
+        flat, padded = _flat(weight.transpose(1, 2)), _padded(grad_out)
+        grad_features = torch.empty_like(features)
+        total = _zeros(features, c_in, len(flat))
+        for rows in _chunks(backward_table, padded.shape[1]):
+            columns = _columns(padded, backward_table[rows])
+            torch.mm(columns, flat, out=grad_features[rows])
+            total += _correlation(features[rows], columns)
+        grad_weight = total.view(c_in, taps, -1)[:, :, :c_out].transpose(0, 1)
+        return grad_features, grad_weight.to(weight.dtype), None, None
 
 
-def _gathered_product(
-    features: torch.Tensor, weight: torch.Tensor, table: torch.Tensor
-) -> torch.Tensor:
-    """Return (rows of the table, C_out) of the gathered rows times weight (K * C_in, C_out)."""
-    padded = _with_zero_row(features)
-    out = features.new_empty(len(table), weight.shape[1])
-    for rows in _chunks(table, features.shape[1]):
-        columns = padded.index_select(0, table[rows].flatten()).view(-1, len(weight))
-        torch.mm(columns, weight, out=out[rows])
-    return out
+def _padded(features: torch.Tensor) -> torch.Tensor:
+    """Return the rows with a row of zeros after the last, and zeros up to whole words."""
+    spare = -features.shape[1] % (_WIDE.itemsize // features.element_size())
+    return functional.pad(features, (0, spare, 0, 1))
 
 
-def _with_zero_row(features: torch.Tensor) -> torch.Tensor:
-    return torch.cat((features, features.new_zeros(1, features.shape[1])))
+def _flat(weight: torch.Tensor) -> torch.Tensor:
+    """Return (K * C_in, C_out), its rows padded as those of :func:`_padded` are."""
+    spare = -weight.shape[1] % (_WIDE.itemsize // weight.element_size())
+    return functional.pad(weight, (0, 0, 0, spare)).flatten(0, 1)
+
+
+def _columns(padded: torch.Tensor, table: torch.Tensor) -> torch.Tensor:
+    """Return (rows, K * C): the rows that all taps read, side by side."""
+    words = padded.view(_WIDE).index_select(0, table.flatten())
+    return words.view(padded.dtype).view(len(table), -1)
+
+
+def _correlation(rows: torch.Tensor, columns: torch.Tensor) -> torch.Tensor:
+    """Return rows.T @ columns in float32 at least, summed up part by part."""
+    count = len(rows) // _SPLIT_ROWS
+    whole = count * _SPLIT_ROWS
+    total = (rows[whole:].T @ columns[whole:]).to(_sum_dtype(rows))
+    if count:
+        left = rows[:whole].view(count, _SPLIT_ROWS, -1).transpose(1, 2)
+        parts = torch.bmm(left, columns[:whole].view(count, _SPLIT_ROWS, -1))
+        total += parts.sum(dim=0, dtype=total.dtype)
+    return total
+
+
+def _zeros(like: torch.Tensor, *shape: int) -> torch.Tensor:
+    return torch.zeros(shape, dtype=_sum_dtype(like), device=like.device)
 
 
 def _chunks(table: torch.Tensor, channels: int) -> list[slice]:

@@ -90,18 +90,16 @@ class Batch:
         """Return tensors on a device."""
         return self._map(lambda t: t.to(device, non_blocking=True))
 
-    def clouds(self) -> list[torch.Tensor]:
-        """Return (N, 5) float32 points of each frame, changed; needs tensors."""
-        out = []
-        xyzs, rests = self.xyz.split(self.point_counts), self.rest.split(self.point_counts)
-        for xyz, rest, matrix in zip(xyzs, rests, self.matrices):
-            cloud = torch.empty(len(xyz), 5, device=xyz.device)
+    def points(self) -> torch.Tensor:
+        """Return (N, 5) float32 points of all frames, changed; needs tensors."""
+        points = torch.empty(len(self.xyz), 5, device=self.xyz.device)
+        parts = points[:, :3].split(self.point_counts)
+        for part, xyz, matrix in zip(parts, self.xyz.split(self.point_counts), self.matrices):
             # Three products a point; a matrix product could be rounded to fewer bits.
-            cloud[:, :3] = ((xyz * STEP_M)[:, None, :] * matrix).sum(dim=2)
-            cloud[:, 3] = rest[:, 0]
-            cloud[:, 4] = rest[:, 1] * STEP_S
-            out.append(cloud)
-        return out
+            part.copy_(((xyz * STEP_M)[:, None, :] * matrix).sum(dim=2))
+        points[:, 3] = self.rest[:, 0]
+        points[:, 4] = self.rest[:, 1] * STEP_S
+        return points
 
 
 def collate(chosen: Sequence[tuple[Sample, Motion]]) -> Batch:

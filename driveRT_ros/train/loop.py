@@ -17,7 +17,6 @@ from torch.nn.parallel import DistributedDataParallel
 
 from driveRT_ros.core.config import PostProcessConfig, VoxelizationConfig
 from driveRT_ros.core.errors import CheckpointError, ConfigError
-from driveRT_ros.core.ops import Ops
 from driveRT_ros.models.checkpoint import save_weights
 from driveRT_ros.models.weights import VoxelNeXtWeights
 from driveRT_ros.train.config import TrainConfig
@@ -29,6 +28,7 @@ from driveRT_ros.train.module import VoxelNeXtModule, export_weights
 from driveRT_ros.train.schedule import Average, make_optimizer, one_cycle, set_rates
 from driveRT_ros.train.state import newest_state, read_state, write_state
 from driveRT_ros.train.targets import assign_targets
+from driveRT_ros.train.voxels import voxelize_batch
 
 WEIGHTS = "weights.safetensors"
 DETECTOR = "detector.yaml"
@@ -147,15 +147,9 @@ class Trainer:
         """Return the loss of a batch and its parts by name."""
         batch = batch.to(self.device)
         voxels = self.config.voxelization
-        features, coords = [], []
-        voxelize = Ops.for_device(self.device).voxelize
-        for number, cloud in enumerate(batch.clouds()):
-            frame = voxelize(cloud, voxels)
-            features.append(frame.features)
-            coords.append(frame.coords_bzyx)
-            coords[-1][:, 0] = number
+        features, coords = voxelize_batch(batch.points(), batch.point_counts, voxels)
         with self._autocast():
-            found = self._model(torch.cat(features), torch.cat(coords), voxels.sparse_shape_zyx)
+            found = self._model(features, coords, voxels.sparse_shape_zyx)
         targets = assign_targets(
             found.coords_bzyx,
             batch.boxes.split(batch.box_counts),
@@ -326,7 +320,11 @@ class Trainer:
             return False
         for (name, parameter), count in zip(named, counts):
             moments = {m: k[name].to(parameter.device) for m, k in zip(_MOMENTS, kept)}
-            self._optimizer.state[parameter] = {"step": torch.tensor(count), **moments}
+            device = parameter.device if self._optimizer.defaults["fused"] else None
+            self._optimizer.state[parameter] = {
+                "step": torch.tensor(count, device=device),
+                **moments,
+            }
         return True
 
 

@@ -73,10 +73,10 @@ def detection_loss(
     total = torch.zeros((), device=code_weights.device)
     first = 0
     for branches, classes in zip(predictions.branches, model.classes_per_head):
-        mine = (targets.labels >= first) & (targets.labels < first + len(classes))
-        rows = targets.rows[mine]
+        inside = (targets.labels >= first) & (targets.labels < first + len(classes))
+        mine = inside.nonzero().squeeze(1)
         heat = focal_loss(branches["hm"], targets.heat[:, first : first + len(classes)])
-        codes = torch.cat([branches[name][rows] for name, _ in BRANCHES], dim=1)
+        codes = torch.cat([branches[name] for name, _ in BRANCHES], dim=1)[targets.rows[mine]]
         box = box_losses(codes, targets.codes[mine].to(codes.dtype), code_weights.to(codes.dtype))
         total = total + config.heat_weight * heat + config.box_weight * box.sum()
         parts["heat"] = parts["heat"] + heat.detach()

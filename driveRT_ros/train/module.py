@@ -12,12 +12,13 @@ from torch.nn import functional
 from driveRT_ros.core.config import ModelConfig
 from driveRT_ros.core.ops import Ops
 from driveRT_ros.core.reference.bev_merge import bev_merge
-from driveRT_ros.core.sparse_types import SparseTensor
+from driveRT_ros.core.sparse_types import CoordMap, SparseTensor
 from driveRT_ros.models.graph import BRANCHES, LayerSpec, Triple
 from driveRT_ros.models.untrained import HEAT_BIAS
 from driveRT_ros.models.voxelnext import MERGE_SCALES, MERGED_LEVELS, Backbone
 from driveRT_ros.models.weights import VoxelNeXtWeights, fold_batch_norm
-from driveRT_ros.train.autograd import ConvMap, sparse_conv
+from driveRT_ros.train.autograd import sparse_conv
+from driveRT_ros.train.tables import TableMap, build_tables
 
 FEATURE_SCALE = (25.0, 25.0, 1.5, 30.0, 0.25)
 """What point features are divided by: x, y, z in metres, intensity, time lag in seconds. The
@@ -72,23 +73,17 @@ class Layer(nn.Module):
     def forward(
         self,
         rows: torch.Tensor,
-        conv_map: ConvMap | None = None,
+        conv_map: CoordMap | TableMap,
         residual: torch.Tensor | None = None,
     ) -> torch.Tensor:
-        """Return (num_out, C_out).
+        """Return (num_out, C_out); the 1x1 layers of the heads run side by side instead.
 
         Args:
             rows: (num_in, C_in).
-            conv_map: Pairs; None for a 1x1 layer.
+            conv_map: Pairs or tables.
             residual: (num_out, C_out), added before the ReLU.
         """
-        if conv_map is None:
-            out = rows @ self.weight[0]
-        else:
-            out = sparse_conv(rows, self.weight, conv_map)
-        if self.bias is not None:
-            return out.to(self.bias.dtype) + self.bias
-        out = _normalized(self.norm, out)
+        out = _normalized(self.norm, sparse_conv(rows, self.weight, conv_map))
         if residual is not None:
             out = out + residual
         return functional.relu(out) if self.spec.relu else out
@@ -106,12 +101,27 @@ class Layer(nn.Module):
 
 
 def _normalized(norm: nn.BatchNorm1d, rows: torch.Tensor) -> torch.Tensor:
-    """Return batch-normalized rows; fewer than two rows have no statistics of their own."""
-    learn = norm.training and len(rows) > 1
-    return functional.batch_norm(
-        rows, norm.running_mean, norm.running_var, norm.weight, norm.bias,
-        training=learn, momentum=norm.momentum, eps=norm.eps,
-    )  # fmt: skip
+    """Return batch-normalized rows."""
+    mean, var = norm.running_mean, norm.running_var
+    return _batch_norm(norm, rows, norm.weight, norm.bias, mean, var)
+
+
+def _batch_norm(
+    like: nn.BatchNorm1d,
+    rows: torch.Tensor,
+    weight: torch.Tensor,
+    bias: torch.Tensor,
+    mean: torch.Tensor,
+    var: torch.Tensor,
+) -> torch.Tensor:
+    """Normalize rows as ``like`` does; fewer than two rows have no statistics of their own."""
+    learn = like.training and len(rows) > 1
+    if rows.is_cuda and len(rows):
+        # By name: batch_norm hands up to 131,070 rows to cuDNN, which is made for images.
+        return torch.native_batch_norm(
+            rows, weight, bias, mean, var, learn, like.momentum, like.eps
+        )[0]
+    return functional.batch_norm(rows, mean, var, weight, bias, learn, like.momentum, like.eps)
 
 
 class VoxelNeXtModule(nn.Module):
@@ -153,24 +163,48 @@ class VoxelNeXtModule(nn.Module):
             coords_bzyx: (N, 4) int32, unique, frame after frame.
             shape_zyx: Cells of the voxel grid.
         """
-        with torch.no_grad():
-            maps = self._maps.build_maps(coords_bzyx, shape_zyx)
         table = features.is_cuda if self.by_table is None else self.by_table
-        by_key = {key: ConvMap(pairs, table) for key, pairs in maps.by_key.items()}
         rows = features / self.feature_scale.to(features.dtype)
-        levels = []
-        for level, coords, shape in zip(self.graph.levels, maps.level_coords, maps.level_shapes):
-            rows = self._run(level, rows, by_key)
-            # Halves of different heights are added up in float32.
-            exact = rows.to(torch.promote_types(rows.dtype, torch.float32))
-            levels.append(SparseTensor(exact, coords, shape))
-        merged = bev_merge([levels[n - 1] for n in MERGED_LEVELS], MERGE_SCALES)
-        rows = self._run(self.graph.bev, merged.features, by_key)
+        way = self._by_table if table else self._by_pairs
+        return way(rows, coords_bzyx, shape_zyx)
+
+    def _by_table(self, rows: torch.Tensor, coords: torch.Tensor, shape: Triple) -> Predictions:
+        with torch.no_grad():
+            tables = build_tables(self.graph, coords, shape)
+        levels = self._run_levels(rows[tables.order], tables.by_key)
+        merged = tables.merge(torch.cat(levels))
+        rows = self._run(self.graph.bev, merged, tables.by_key)
+        return Predictions(tables.coords_bzyx, tables.shape_zyx, self._heads(rows))
+
+    def _by_pairs(self, rows: torch.Tensor, coords: torch.Tensor, shape: Triple) -> Predictions:
+        with torch.no_grad():
+            maps = self._maps.build_maps(coords, shape)
+        levels = [
+            SparseTensor(rows, maps.level_coords[n - 1], maps.level_shapes[n - 1])
+            for n, rows in zip(MERGED_LEVELS, self._run_levels(rows, maps.by_key))
+        ]
+        merged = bev_merge(levels, MERGE_SCALES)
+        rows = self._run(self.graph.bev, merged.features, maps.by_key)
         last = maps.by_key[self.graph.bev[-1].map_key]
         return Predictions(last.out_coords_bzyx, last.out_shape_zyx, self._heads(rows))
 
+    def _run_levels(
+        self, rows: torch.Tensor, maps: Mapping[str, CoordMap | TableMap]
+    ) -> list[torch.Tensor]:
+        """Return the rows of the levels that are merged."""
+        merged = []
+        for number, level in enumerate(self.graph.levels, start=1):
+            rows = self._run(level, rows, maps)
+            if number in MERGED_LEVELS:
+                # Halves of different heights are added up in float32.
+                merged.append(rows.to(torch.promote_types(rows.dtype, torch.float32)))
+        return merged
+
     def _run(
-        self, specs: tuple[LayerSpec, ...], rows: torch.Tensor, maps: Mapping[str, ConvMap]
+        self,
+        specs: tuple[LayerSpec, ...],
+        rows: torch.Tensor,
+        maps: Mapping[str, CoordMap | TableMap],
     ) -> torch.Tensor:
         outputs: dict[str, torch.Tensor] = {}
         for spec in specs:
@@ -180,14 +214,38 @@ class VoxelNeXtModule(nn.Module):
         return rows
 
     def _heads(self, rows: torch.Tensor) -> tuple[Mapping[str, torch.Tensor], ...]:
-        heads = []
-        for head in range(len(self.config.classes_per_head)):
-            branches = {}
-            for name in (*(branch for branch, _ in BRANCHES), "hm"):
-                hidden = self.layers[_key(f"head{head}.{name}.hidden")](rows)
-                branches[name] = self.layers[_key(f"head{head}.{name}.out")](hidden)
-            heads.append(branches)
-        return tuple(heads)
+        """Run the branches of all heads side by side: one product in, one product out."""
+        names = [*(branch for branch, _ in BRANCHES), "hm"]
+        heads = range(len(self.config.classes_per_head))
+        keys = [f"head{head}/{name}" for head in heads for name in names]
+        hidden = self._hidden([self.layers[f"{key}/hidden"] for key in keys], rows)
+        outs = [self.layers[f"{key}/out"] for key in keys]
+        width = -(-max(layer.weight.shape[2] for layer in outs) // 8) * 8  # whole words of halves
+        weights, biases = [], []
+        for layer in outs:
+            spare = width - layer.weight.shape[2]
+            weights += [layer.weight[0], layer.weight.new_zeros(layer.weight.shape[1], spare)]
+            biases += [layer.bias, layer.bias.new_zeros(spare)]
+        weight = torch.cat(weights, dim=1).view(-1, len(keys), width).transpose(0, 1)
+        bias = torch.cat(biases).view(len(keys), 1, width)
+        said = torch.bmm(hidden, weight).to(bias.dtype) + bias
+        parts = [p[:, : layer.weight.shape[2]] for p, layer in zip(said.unbind(), outs)]
+        size = len(names)
+        return tuple(dict(zip(names, parts[k * size : (k + 1) * size])) for k in heads)
+
+    def _hidden(self, layers: list[Layer], rows: torch.Tensor) -> torch.Tensor:
+        """Return (layers, N, C): what the hidden layers of all branches make of the same rows."""
+        norms = [layer.norm for layer in layers]
+        out = rows @ torch.cat([layer.weight[0] for layer in layers], dim=1)
+        means, variances = ([getattr(n, k) for n in norms] for k in ("running_mean", "running_var"))
+        mean, var = torch.cat(means), torch.cat(variances)
+        weight, bias = torch.cat([n.weight for n in norms]), torch.cat([n.bias for n in norms])
+        out = _batch_norm(norms[0], out, weight, bias, mean, var)
+        if norms[0].training:
+            size = norms[0].num_features
+            torch._foreach_copy_(means, list(mean.split(size)))
+            torch._foreach_copy_(variances, list(var.split(size)))
+        return functional.relu(out).view(len(rows), len(layers), -1).transpose(0, 1)
 
 
 def _key(name: str) -> str:

@@ -51,7 +51,8 @@ def make_optimizer(module: nn.Module, config: OptimizerConfig) -> torch.optim.Ad
         {"params": rest, "weight_decay": 0.0},
     ]
     betas = (_MOMENTUM[0], config.beta2)
-    return torch.optim.AdamW(groups, lr=config.max_learning_rate, betas=betas)
+    fused = all(p.is_cuda for p in module.parameters())
+    return torch.optim.AdamW(groups, lr=config.max_learning_rate, betas=betas, fused=fused)
 
 
 def set_rates(optimizer: torch.optim.Optimizer, rate: float, momentum: float) -> None:

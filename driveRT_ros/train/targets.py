@@ -10,6 +10,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import torch
 
@@ -126,49 +127,57 @@ def assign_targets(
     """
     heat = torch.zeros(num_classes, len(coords_bzyx), device=coords_bzyx.device)
     counts = torch.bincount(coords_bzyx[:, 0].long(), minlength=len(boxes)).tolist()
-    parts = []
-    first = left_out = 0
-    for count, mine, names in zip(counts, boxes, labels):
-        rows = slice(first, first + count)
-        cells_xy = coords_bzyx[rows, 2:4].flip(1).to(mine.dtype)
-        found = _assign(heat[:, rows], cells_xy, mine, names, voxels, config)
-        left_out += len(mine) - len(found[0])
-        parts.append((found[0] + first, *found[1:]))
-        first += count
-    where, names, codes = (torch.cat(columns) for columns in zip(*parts))
-    return Targets(heat.T, where, names, codes, left_out)
-
-
-def _assign(
-    heat: torch.Tensor,
-    cells_xy: torch.Tensor,
-    boxes: torch.Tensor,
-    labels: torch.Tensor,
-    voxels: VoxelizationConfig,
-    config: LossConfig,
-) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """Draw the heat (classes, N) of one frame; return rows, labels and codes of its objects."""
-    if len(cells_xy) == 0:
-        boxes, labels = boxes[:0], labels[:0]
-    if len(boxes) == 0:
-        return labels.clone(), labels, boxes.new_zeros(0, CODE_DIM)
-    centres = centres_in_cells(boxes, voxels)
-    cell = boxes.new_tensor(voxels.voxel_size[:2]) * HEAD_STRIDE
-    size_cells = boxes[:, 3:5] / cell.mean()
-    apart = _squared_distances(centres, cells_xy + 0.5)
-    nearest_sq, rows = apart.min(dim=1)
+    every, names = torch.cat(tuple(boxes)), torch.cat(tuple(labels))
+    centres = centres_in_cells(every, voxels)
+    cell = every.new_tensor(voxels.voxel_size[:2]) * HEAD_STRIDE
+    size_cells = every[:, 3:5] / cell.mean()
     reach = size_cells.norm(dim=1) / 2 + _SPARE_CELLS
-    on_grid = ((centres >= 0) & (centres < _grid(voxels, centres))).all(dim=1)
-    usable = on_grid & (nearest_sq <= reach * reach)
-    rows, labels, boxes, apart = rows[usable], labels[usable], boxes[usable], apart[usable]
-
-    radius = heat_radius(size_cells[usable], config.min_overlap).floor()
+    radius = heat_radius(size_cells, config.min_overlap).floor()
     sigma = (2 * radius.clamp(min=config.min_radius_cells) + 1) / 6
+    # An object off the grid is within reach of no row.
+    on_grid = ((centres >= 0) & (centres < _grid(voxels, centres))).all(dim=1)
+    objects = _Objects(centres, torch.where(on_grid, reach, -1), 2 * sigma * sigma, names)
+    cells_xy = coords_bzyx[:, 2:4].flip(1).to(every.dtype)
+    usable, rows, first, first_row = [], [], 0, 0
+    for count, size in zip(counts, map(len, boxes)):
+        mine = _Objects(*(column[first : first + size] for column in objects))
+        here = slice(first_row, first_row + count)
+        found, near = _draw(heat[:, here], cells_xy[here], mine)
+        usable.append(found)
+        rows.append(near + first_row)
+        first, first_row = first + size, first_row + count
+    # One wait for the whole batch: how many objects there are.
+    chosen = torch.cat(usable).nonzero().squeeze(1)
+    where, every = torch.cat(rows)[chosen], every[chosen]
+    codes = encode_boxes(every, cells_xy[where], voxels)
+    return Targets(heat.T.contiguous(), where, names[chosen], codes, len(names) - len(chosen))
+
+
+class _Objects(NamedTuple):
+    """Centres (M, 2) and reach (M,) in cells, twice the variance of the bell, and class."""
+
+    centres: torch.Tensor
+    reach: torch.Tensor
+    spread: torch.Tensor
+    labels: torch.Tensor
+
+
+def _draw(
+    heat: torch.Tensor, cells_xy: torch.Tensor, objects: _Objects
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Draw the heat (classes, N) of one frame; return which objects have a row, and the nearest."""
+    if len(cells_xy) == 0 or len(objects.labels) == 0:
+        return torch.zeros_like(objects.labels, dtype=torch.bool), torch.zeros_like(objects.labels)
+    apart = _squared_distances(objects.centres, cells_xy + 0.5)
+    nearest_sq, rows = apart.min(dim=1)
+    usable = (objects.reach >= 0) & (nearest_sq <= objects.reach**2)
     apart = torch.minimum(apart, _squared_distances(cells_xy[rows], cells_xy))
-    drawn = torch.exp(-apart / (2 * sigma * sigma)[:, None]).to(heat.dtype)
+    bell = torch.exp(-apart / objects.spread[:, None])
+    drawn = torch.where(usable[:, None], bell, 0)
     # The greatest of several values is the same in any order.
-    heat.scatter_reduce_(0, labels[:, None].expand_as(drawn), drawn, "amax")
-    return rows, labels, encode_boxes(boxes, cells_xy[rows], voxels)
+    index = objects.labels[:, None].expand_as(drawn)
+    heat.scatter_reduce_(0, index, drawn.to(heat.dtype), "amax")
+    return usable, rows
 
 
 def _squared_distances(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:

@@ -10,6 +10,7 @@ import torch
 from driveRT_ros.core.sparse_types import CoordMap
 from driveRT_ros.train.config import TrainConfig
 from driveRT_ros.train.samples import Sample, pack, points_in_boxes, unpack
+from driveRT_ros.train.tables import TableMap
 
 GRID = {
     "point_cloud_range": (-9.6, -9.6, -3.0, 9.6, 9.6, 1.0),
@@ -84,3 +85,16 @@ def dense_weights(coord_map: CoordMap, weight: torch.Tensor) -> torch.Tensor:
         for i, o in zip(*(rows.tolist() for rows in coord_map.pairs(k))):
             full[i, :, o, :] += weight[k]
     return full.flatten(2).flatten(0, 1)
+
+
+def table_map(coord_map: CoordMap) -> TableMap:
+    """Return the neighbour tables of a map, pair by pair."""
+    taps = len(coord_map.counts)
+    forward = torch.full((coord_map.num_out, taps), coord_map.num_in, dtype=torch.int32)
+    backward = torch.full((coord_map.num_in, taps), coord_map.num_out, dtype=torch.int32)
+    for k in range(taps):
+        rows_in, rows_out = (rows.cpu() for rows in coord_map.pairs(k))
+        forward[rows_out, k] = rows_in.int()
+        backward[rows_in, k] = rows_out.int()
+    device = coord_map.in_rows.device
+    return TableMap(forward.to(device), backward.to(device))

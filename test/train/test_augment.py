@@ -61,7 +61,7 @@ def test_objects_keep_their_points_whatever_happens_to_the_frame(seed):
     config = augment(max_rotation_rad=3.1, max_scale=0.3)
     motion = draw_motion(config, np.random.default_rng(seed))
     batch = collate([(sample, motion)])
-    (cloud,) = batch.to(torch.device("cpu")).clouds()
+    cloud = batch.to(torch.device("cpu")).points()
     before = contents(
         unpack(sample.points), sample.boxes * np.float32([1] * 3 + [1.01] * 3 + [1] * 3)
     )

@@ -19,7 +19,7 @@ def voxelize(points: torch.Tensor, config: VoxelizationConfig) -> Voxels:
     """
     values = points[:, :NUM_FEATURES]
     finite = values.isfinite().all(dim=1)
-    cells_xyz, inside = _cells(values[:, :3], config)
+    cells_xyz, inside = point_cells(values[:, :3], config)
     kept = (inside & finite).nonzero().squeeze(1)
     values = values.index_select(0, kept)
 
@@ -50,7 +50,7 @@ def voxelize(points: torch.Tensor, config: VoxelizationConfig) -> Voxels:
     )
 
 
-def _cells(xyz: torch.Tensor, config: VoxelizationConfig) -> tuple[torch.Tensor, torch.Tensor]:
+def point_cells(xyz: torch.Tensor, config: VoxelizationConfig) -> tuple[torch.Tensor, torch.Tensor]:
     """Return the cell of each point as floats (N, 3), and whether it is on the grid (N,)."""
     low = xyz.new_tensor(config.point_cloud_range[:3])
     high = xyz.new_tensor(config.point_cloud_range[3:])
