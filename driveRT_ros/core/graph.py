@@ -12,6 +12,7 @@ from collections.abc import Callable, Mapping
 
 import torch
 
+from driveRT_ros.core.device_faults import OUT_OF_MEMORY, device_fault, first_line
 from driveRT_ros.core.errors import DeviceError
 
 Stages = Mapping[str, Callable[[], object]]
@@ -59,7 +60,13 @@ class StageGraphs:
             lap(stage)
 
     def capture(self) -> None:
-        """Capture the graphs, unless that was tried before; waits for the device."""
+        """Capture the graphs, unless that was tried before; waits for the device.
+
+        Raises:
+            RuntimeError, DeviceError: As torch or the driver raises, where the device has run out
+                of memory or is lost: then kernel by kernel would fail, too. The next call tries
+                again.
+        """
         if not self._wanted:
             return
         with _capturing, torch.cuda.device(self._device):
@@ -71,17 +78,27 @@ class StageGraphs:
                     for enqueue in self._stages.values():
                         enqueue()
             current.wait_stream(stream)
-            self._wanted = False
             try:
                 graphs = {name: _graph_of(do, stream) for name, do in self._stages.items()}
             except (RuntimeError, DeviceError) as error:
                 torch.cuda.set_stream(current)  # torch stays on the other where its end fails too
+                # An end of a capture that fails, too, hides what went wrong before.
+                for fault in (error.__context__, error):
+                    if fault is not None and _is_fatal(fault):
+                        raise fault from None
+                self._wanted = False
                 self.note = (
                     "The frame is not replayed from CUDA graphs, which costs the time of its "
-                    f"launches: the device refused to capture ({error})."
+                    f"launches: the device refused to capture ({first_line(error)})."
                 )
                 return
+        self._wanted = False
         self._replays = {name: graph.replay for name, graph in graphs.items()}
+
+
+def _is_fatal(error: BaseException) -> bool:
+    fault = device_fault(error)
+    return fault is not None and (fault.reason == OUT_OF_MEMORY or fault.context_lost)
 
 
 def _graph_of(enqueue: Callable[[], object], stream: torch.cuda.Stream) -> torch.cuda.CUDAGraph:

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import contextlib
 import threading
+from types import SimpleNamespace
 
 import pytest
 import torch
 
 from driveRT_ros.core.errors import DeviceError
 from driveRT_ros.core.graph import StageGraphs
+from test.support.failing_gpu import GPU, lost, out_of_memory, refused
 
 
 def test_on_a_cpu_the_stages_run_as_they_are_and_laps_come_after_each():
@@ -20,6 +23,79 @@ def test_on_a_cpu_the_stages_run_as_they_are_and_laps_come_after_each():
     graphs.run()
     assert log == ["maps", "lap maps", "backbone", "lap backbone", "maps", "backbone"]
     assert not graphs.captured and graphs.note == ""
+
+
+class FakeCuda:
+    """torch.cuda where there is no GPU: a capture runs its work and raises what it is told."""
+
+    OutOfMemoryError = torch.cuda.OutOfMemoryError
+    device = stream = staticmethod(lambda _: contextlib.nullcontext())
+
+    def __init__(self, during=None, at_end=None):
+        self.during, self.at_end = during, at_end
+
+    def Stream(self):  # noqa: N802 - named as torch names it
+        return SimpleNamespace(wait_stream=lambda other: None)
+
+    current_stream = Stream
+
+    def set_stream(self, stream):
+        pass
+
+    def CUDAGraph(self):  # noqa: N802
+        return SimpleNamespace(replay=lambda: None)
+
+    @contextlib.contextmanager
+    def graph(self, graph, stream, capture_error_mode):
+        try:
+            yield
+            if self.during is not None:
+                raise self.during
+        finally:
+            if self.at_end is not None:
+                raise self.at_end
+
+
+class Torch:
+    def __init__(self, cuda):
+        self.cuda = cuda
+
+    def __getattr__(self, name):
+        return getattr(torch, name)
+
+
+def graphs_on(monkeypatch, cuda):
+    monkeypatch.setattr("driveRT_ros.core.graph.torch", Torch(cuda))
+    return StageGraphs({"maps": lambda: None}, GPU)
+
+
+INVALIDATED = RuntimeError("CUDA error: operation failed due to a previous error during capture")
+
+
+@pytest.mark.parametrize("at_end", [None, INVALIDATED], ids=["alone", "hidden by the end"])
+@pytest.mark.parametrize("make", [out_of_memory, lost])
+def test_a_capture_that_runs_out_of_memory_or_loses_the_device_is_no_refusal(
+    make, at_end, monkeypatch
+):
+    """Swallowed, such a fault would cost every later frame its time, and nobody would know why."""
+    fault = make()
+    graphs = graphs_on(monkeypatch, FakeCuda(fault, at_end))
+    with pytest.raises(type(fault)) as raised:
+        graphs.run()
+    assert raised.value is fault and graphs.note == "" and not graphs.captured
+    monkeypatch.setattr("driveRT_ros.core.graph.torch", Torch(FakeCuda()))
+    graphs.run()
+    assert graphs.captured and graphs.note == ""
+
+
+@pytest.mark.parametrize("fault", [refused(), INVALIDATED])
+def test_any_other_fault_of_a_capture_is_noted_in_one_line_and_not_met_again(fault, monkeypatch):
+    graphs = graphs_on(monkeypatch, FakeCuda(fault))
+    graphs.run()
+    note = graphs.note
+    graphs.capture()
+    assert not graphs.captured and graphs.note == note
+    assert "refused to capture" in note and str(fault).rstrip(".") in note and "\n" not in note
 
 
 class Device:
@@ -78,7 +154,7 @@ def test_work_that_cannot_be_captured_runs_as_it_is_and_says_so(fault):
         device.step.fill_(step)
         graphs.run()
         assert device.total.tolist() == [step] * 4
-    assert not graphs.captured and "refused to capture (no)" in graphs.note
+    assert not graphs.captured and f"({type(fault).__name__}: no)" in graphs.note
     assert torch.cuda.current_stream() == torch.cuda.default_stream()
 
 
