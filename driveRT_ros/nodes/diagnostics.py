@@ -9,6 +9,7 @@ from diagnostic_msgs.msg import DiagnosticStatus
 from driveRT_ros.core.config import LidarConfig
 from driveRT_ros.core.sparsity import SparsityReport
 from driveRT_ros.nodes.health import OK, Health
+from driveRT_ros.nodes.lidar_result import mark_key
 from driveRT_ros.nodes.status import (
     input_status,
     make_status,
@@ -42,6 +43,7 @@ def statuses(
     }
     with health.lock:
         report = health.state.last_report
+        capacity |= {mark_key(name): room for name, (_, room) in report.high_water.items()}
         cut = report.dropped.get("over_capacity_voxels", 0)
         full = (
             f"{report.num_voxels} voxels are kept, the limit of max_voxels; {cut} more are left "

@@ -43,10 +43,16 @@ def lidar_result(
             "points_per_cloud": len(cloud),
             "points": report.num_points,
             "voxels": report.num_voxels,
+            **{mark_key(name): most for name, (most, _) in report.high_water.items()},
         },
         faults={**overflow, **(faults or {})},
         cloud=msg,
     )
+
+
+def mark_key(name: str) -> str:
+    """Return the key in diagnostics of a high-water mark of the GPU engine: ``rows.level1``."""
+    return name.replace(" of ", ".").replace(" ", "")
 
 
 def _overflow_text(report: FrameReport) -> str:
