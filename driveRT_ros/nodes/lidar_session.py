@@ -18,6 +18,9 @@ from driveRT_ros.nodes.session import Session
 
 INPUT = "~/input/pointcloud"
 
+GRID_FILES_GRACE_S = 3.0
+"""How long the end of a session waits for the voxels that are being written."""
+
 
 class LidarSession(Session):
     """Pair clouds with poses and hand them to the worker.
@@ -37,6 +40,7 @@ class LidarSession(Session):
         super().__init__(
             node, config, handler, health, outputs, history=history, moving=history > 0
         )
+        self._grid_files = handler.grid_files
         self.topic = self.listen(PointCloud2, INPUT, self.cloud, "cloud")
 
     def make_gate(self, config: LidarConfig) -> Any:
@@ -49,6 +53,16 @@ class LidarSession(Session):
         self._health.received()
         self._gate.cloud(msg, time.monotonic())
         self._health.reached("waiting_for_transform", len(self._gate))
+
+    def close(self, timeout_s: float) -> bool:
+        """Close as any session, and let the voxels that are being written get onto the disk."""
+        ended = super().close(timeout_s)
+        if not self._grid_files.wait(GRID_FILES_GRACE_S):
+            self._log.warning(
+                f"The voxels of a frame are still being written after {GRID_FILES_GRACE_S:g} s; if "
+                "the process ends now, that frame has no file in diagnostics.nanovdb_dir."
+            )
+        return ended
 
     def _posed(
         self,

@@ -3,13 +3,24 @@
 from __future__ import annotations
 
 import dataclasses
+import threading
+import time
+from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
+
+import pytest
+import rclpy
+from rclpy.context import Context
 
 from driveRT_ros.core.pipeline import LidarPipeline
+from driveRT_ros.io import nvdb_frames
 from driveRT_ros.io.nvdb import read_nvdb
+from driveRT_ros.nodes import lidar_session
 from driveRT_ros.nodes.handler import LidarHandler, PosedCloud
+from driveRT_ros.nodes.lidar import LidarNode
 from test.support.lidar_messages import SECOND as S
-from test.support.lidar_messages import make_cloud
+from test.support.lidar_messages import SMALL_STILL, make_cloud
 from test.support.worker_bench import CONFIG
 
 
@@ -41,3 +52,52 @@ def test_the_folder_may_be_named_while_the_node_runs_and_a_bad_one_costs_no_fram
         f"voxels_{4 * S:019d}.index.nvdb",
     )
     assert read_nvdb(grids)[0].voxel_count == result.found.report.num_voxels > 0
+
+
+@pytest.fixture
+def active(domain_id: int, tmp_path: Path) -> Iterator[LidarNode]:
+    """A node that writes the voxels of every cloud into a folder."""
+    context = Context()
+    rclpy.init(args=[], context=context, domain_id=domain_id)
+    params = {**SMALL_STILL, "device": "cpu", "diagnostics.nanovdb_every": 1}
+    params["diagnostics.nanovdb_dir"] = str(tmp_path)
+    given = [word for item in params.items() for word in ("-p", "{}:={}".format(*item))]
+    node = LidarNode(context=context, cli_args=["--ros-args", *given])
+    node.trigger_configure()
+    node.trigger_activate()
+    assert node.fatal is None
+    yield node
+    node.destroy_node()
+    rclpy.shutdown(context=context)
+
+
+@pytest.mark.parametrize("end", ["deactivate", "shutdown", "close"])
+def test_a_file_that_is_being_written_is_finished_before_the_node_ends(
+    end: str, active: LidarNode, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The process ends without waiting for threads: the file would be lost half written."""
+    write = nvdb_frames.write_cloud_grid
+
+    def slowly(*given: Any) -> Any:
+        time.sleep(0.4)
+        return write(*given)
+
+    monkeypatch.setattr(nvdb_frames, "write_cloud_grid", slowly)
+    active.handle_cloud(make_cloud(S))
+    assert active.wait_idle(20.0) and not list(tmp_path.iterdir())
+    assert active.close() if end == "close" else getattr(active, f"trigger_{end}")()
+    assert read_nvdb(tmp_path / f"voxels_{S:019d}.nvdb")[0].voxel_count > 0
+
+
+def test_a_disk_that_hangs_keeps_no_node_from_ending(
+    active: LidarNode, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(lidar_session, "GRID_FILES_GRACE_S", 0.1)
+    hangs = threading.Event()
+    monkeypatch.setattr(nvdb_frames, "write_cloud_grid", lambda *_: hangs.wait(20.0))
+    active.handle_cloud(make_cloud(S))
+    assert active.wait_idle(20.0)
+    begin_s = time.monotonic()
+    assert active.close()
+    assert time.monotonic() - begin_s < 10.0 and not hangs.is_set()
+    hangs.set()
