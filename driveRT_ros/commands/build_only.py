@@ -54,7 +54,7 @@ def _capability(text: str) -> tuple[int, int]:
 
 
 def _compile(config: LidarConfig, capability: tuple[int, int]) -> int:
-    from driveRT_ros.core.kernel_builds import compile_builds, engine_builds
+    from driveRT_ros.core.kernel_builds import compile_builds, pipeline_builds
     from driveRT_ros.core.nvrtc import cache_folder
     from driveRT_ros.core.plan import Plan, default_plan
     from driveRT_ros.nodes.progress import Progress
@@ -70,7 +70,7 @@ def _compile(config: LidarConfig, capability: tuple[int, int]) -> int:
             )
     else:
         plan = default_plan(channels, capability, config.precision)
-    builds, start_s = engine_builds(config, plan, capability), time.monotonic()
+    builds, start_s = pipeline_builds(config, plan, capability), time.monotonic()
     with Progress(len(builds), console.print, "kernels compiled") as progress:
         compile_builds(builds, arch, progress)
     seconds = time.monotonic() - start_s

@@ -1,4 +1,4 @@
-"""Which kernels the LiDAR engine compiles, and compiling them side by side before it asks."""
+"""Which kernels the LiDAR pipeline compiles, and compiling them side by side before it asks."""
 
 from __future__ import annotations
 
@@ -75,6 +75,13 @@ def engine_builds(
     return tuple(dict.fromkeys(convolutions + others))
 
 
+def pipeline_builds(
+    config: LidarConfig, plan: Plan, capability: tuple[int, int]
+) -> tuple[KernelBuild, ...]:
+    """Return what the engine compiles, and what fingerprints need; as :func:`engine_builds`."""
+    return (*engine_builds(config, plan, capability), KernelBuild("grid_ops_checksum"))
+
+
 def builds_for(
     config: LidarConfig, weights_sha256: str, device: torch.device
 ) -> tuple[KernelBuild, ...]:
@@ -99,7 +106,7 @@ def builds_for(
         capability,
         weights_sha256 if config.plan_path else "",
     )
-    return engine_builds(config, plan, capability)
+    return pipeline_builds(config, plan, capability)
 
 
 def compile_builds(builds: Sequence[KernelBuild], arch: str, progress: Progress) -> None:

@@ -101,8 +101,8 @@ class LidarPipeline:
         return other
 
     def warm_up(self) -> None:
-        """Run two small frames, so that the first real one is not slower than the next."""
-        self.process(_warm_up_cloud(self.config))
+        """Run two small frames, one with all that may be asked for, so that no real one is slow."""
+        self.process(_warm_up_cloud(self.config), with_bev=True, with_fingerprint=True)
         self.process(np.zeros((0, NUM_FEATURES), np.float32))
 
     @torch.no_grad()

@@ -36,7 +36,7 @@ class LidarNode(PerceptionNode):
     def kernels(
         self, config: LidarConfig, weights: Any, device: torch.device
     ) -> Sequence[KernelBuild]:
-        """Return all that the engine compiles."""
+        """Return all that the detector compiles."""
         return builds_for(config, weights.sha256 if weights else "", device)
 
     def make_pipeline(self, config: LidarConfig, weights: Any) -> LidarPipeline:

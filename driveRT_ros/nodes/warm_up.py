@@ -34,7 +34,9 @@ def compile_kernels(builds: Sequence[KernelBuild], device: torch.device, log: An
 
 
 def warm_up(pipeline: Any, log: Any) -> None:
-    """Run a pipeline on made-up data, and say how long that took."""
+    """Run a pipeline on made-up data; say how long that took, and what it showed to be missing."""
     start_s = time.monotonic()
     pipeline.warm_up()
     log.info(f"Warmed up in {time.monotonic() - start_s:.2f} s.")
+    if note := getattr(pipeline, "graph_note", ""):  # not known before
+        log.warning(note)

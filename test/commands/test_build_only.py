@@ -11,7 +11,7 @@ import pytest
 from driveRT_ros.cli import main
 from driveRT_ros.core import kernel_builds
 from driveRT_ros.core.config import LidarConfig
-from driveRT_ros.core.kernel_builds import KernelBuild, engine_builds
+from driveRT_ros.core.kernel_builds import KernelBuild, pipeline_builds
 from driveRT_ros.core.plan import default_plan
 
 
@@ -53,7 +53,7 @@ def test_with_a_capability_all_kernels_of_that_gpu_are_compiled(
     assert main(["run", "--build-only", "8.0", "--set", "precision=fp16"]) == 0
     config = LidarConfig(precision="fp16")
     plan = default_plan(config.model.channels, (8, 0), "fp16")
-    assert sorted(compiled) == sorted(engine_builds(config, plan, (8, 0)))
+    assert sorted(compiled) == sorted(pipeline_builds(config, plan, (8, 0)))
     text = capsys.readouterr().out
     assert f"{len(compiled)} kernels for sm_80 in precision 'fp16'" in text
 

@@ -6,14 +6,21 @@ import threading
 import time
 
 import pytest
+import torch
 
 from driveRT_ros.core import kernel_builds
 from driveRT_ros.core.config import LidarConfig
 from driveRT_ros.core.errors import DeviceError
-from driveRT_ros.core.gpu import backbone, frame_maps, heads
+from driveRT_ros.core.gpu import backbone, frame_maps, grid_ops, heads
 from driveRT_ros.core.gpu.front_end import make_engine
-from driveRT_ros.core.kernel_builds import KernelBuild, compile_builds, engine_builds
+from driveRT_ros.core.kernel_builds import (
+    KernelBuild,
+    compile_builds,
+    engine_builds,
+    pipeline_builds,
+)
 from driveRT_ros.core.pipeline import LidarPipeline
+from driveRT_ros.core.plan import default_plan
 from test.support import engine
 
 CONFIG = {
@@ -52,6 +59,16 @@ def test_all_that_the_engine_compiles_is_known_before(
     builds = engine_builds(config, plan, capability)
     assert len(set(builds)) == len(builds)
     assert set(builds) == asked
+
+
+def test_what_fingerprints_need_is_compiled_ahead_too() -> None:
+    asked = set()
+    grid_ops.crc32(torch.ones(9), run=lambda stem, *_, **__: asked.add(stem), resident=1)
+    config = LidarConfig()
+    given = config, default_plan(config.model.channels, (9, 0)), (9, 0)
+    assert asked and {*pipeline_builds(*given)} - {*engine_builds(*given)} == {
+        KernelBuild(stem) for stem in asked
+    }
 
 
 def test_builds_are_compiled_side_by_side_and_counted(monkeypatch: pytest.MonkeyPatch) -> None:
