@@ -49,8 +49,7 @@ def sparse_conv(
     out: torch.Tensor
     with torch.autocast(device, enabled=False):
         if isinstance(conv_map, TableMap):
-            tables = conv_map.forward_table, conv_map.backward_table
-            out = _TableConv.apply(features, weight, *tables)
+            out = _TableConv.apply(features, weight, conv_map)
         else:
             out = _TapConv.apply(features, weight, conv_map)
     return out
@@ -92,43 +91,65 @@ class _TapConv(torch.autograd.Function):
 class _TableConv(torch.autograd.Function):
     @staticmethod
     def forward(
-        ctx: Any,
-        features: torch.Tensor,
-        weight: torch.Tensor,
-        forward_table: torch.Tensor,
-        backward_table: torch.Tensor,
+        ctx: Any, features: torch.Tensor, weight: torch.Tensor, tables: TableMap
     ) -> torch.Tensor:
-        ctx.save_for_backward(features, weight, forward_table, backward_table)
-        flat, padded = _flat(weight), _padded(features)
-        out = features.new_empty(len(forward_table), weight.shape[2])
-        for rows in _chunks(forward_table, padded.shape[1]):
-            torch.mm(_columns(padded, forward_table[rows]), flat, out=out[rows])
+        ctx.save_for_backward(features, weight)
+        ctx.tables = tables
+        flat, padded, table = _flat(weight), _padded(features), tables.forward_table
+        out = features.new_empty(len(table), weight.shape[2])
+        for rows in _chunks(table, padded.shape[1]):
+            torch.mm(_columns(padded, table[rows]), flat, out=out[rows])
         return out
 
     @staticmethod
     @once_differentiable
     def backward(
         ctx: Any, grad_out: torch.Tensor
-    ) -> tuple[torch.Tensor | None, torch.Tensor, None, None]:
-        features, weight, forward_table, backward_table = ctx.saved_tensors
-        taps, c_in, c_out = weight.shape
-        if not ctx.needs_input_grad[0]:
-            padded = _padded(features)
-            total = _zeros(features, c_out, taps * padded.shape[1])
-            for rows in _chunks(forward_table, padded.shape[1]):
-                total += _correlation(grad_out[rows], _columns(padded, forward_table[rows]))
-            grad_weight = total.view(c_out, taps, -1)[:, :, :c_in].permute(1, 2, 0)
-            return None, grad_weight.to(weight.dtype), None, None
-        # The pairs of rows are those of the gradient of the weight, too: one gather serves both.
-        flat, padded = _flat(weight.transpose(1, 2)), _padded(grad_out)
-        grad_features = torch.empty_like(features)
-        total = _zeros(features, c_in, len(flat))
-        for rows in _chunks(backward_table, padded.shape[1]):
-            columns = _columns(padded, backward_table[rows])
-            torch.mm(columns, flat, out=grad_features[rows])
-            total += _correlation(features[rows], columns)
-        grad_weight = total.view(c_in, taps, -1)[:, :, :c_out].transpose(0, 1)
-        return grad_features, grad_weight.to(weight.dtype), None, None
+    ) -> tuple[torch.Tensor | None, torch.Tensor, None]:
+        features, weight = ctx.saved_tensors
+        if ctx.needs_input_grad[0]:
+            grad_features, grad_weight = _both_gradients(features, weight, grad_out, ctx.tables)
+        else:
+            grad_features = None
+            grad_weight = _weight_gradient(features, weight, grad_out, ctx.tables.forward_table)
+        return grad_features, grad_weight.to(weight.dtype), None
+
+
+def _weight_gradient(
+    features: torch.Tensor, weight: torch.Tensor, grad_out: torch.Tensor, table: torch.Tensor
+) -> torch.Tensor:
+    taps, c_in, c_out = weight.shape
+    padded = _padded(features)
+    total = _zeros(features, c_out, taps * padded.shape[1])
+    for rows in _chunks(table, padded.shape[1]):
+        total += _correlation(grad_out[rows], _columns(padded, table[rows]))
+    return total.view(c_out, taps, -1)[:, :, :c_in].permute(1, 2, 0)
+
+
+def _both_gradients(
+    features: torch.Tensor, weight: torch.Tensor, grad_out: torch.Tensor, tables: TableMap
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """The pairs of rows are the same for both: one gather of the columns serves both."""
+    taps, c_in, c_out = weight.shape
+    padded = _padded(grad_out)
+    by_tap = _flat(weight.transpose(1, 2)).view(taps, -1, c_in)
+    if tables.order is not None:
+        features = _rows(features, tables.order)
+    grad_features = torch.empty_like(features)
+    total = _zeros(features, c_in, taps, padded.shape[1])
+    first = 0
+    for group in tables.groups:
+        flat = by_tap[group.taps].flatten(0, 1)
+        for rows in _chunks(group.table, padded.shape[1]):
+            mine = slice(first + rows.start, first + min(rows.stop, len(group.table)))
+            columns = _columns(padded, group.table[rows])
+            torch.mm(columns, flat, out=grad_features[mine])
+            part = _correlation(features[mine], columns)
+            total[:, group.taps] += part.view(c_in, -1, padded.shape[1])
+        first += len(group.table)
+    if tables.place is not None:
+        grad_features = _rows(grad_features, tables.place)
+    return grad_features, total[:, :, :c_out].transpose(0, 1)
 
 
 def _padded(features: torch.Tensor) -> torch.Tensor:
@@ -141,6 +162,13 @@ def _flat(weight: torch.Tensor) -> torch.Tensor:
     """Return (K * C_in, C_out), its rows padded as those of :func:`_padded` are."""
     spare = -weight.shape[1] % (_WIDE.itemsize // weight.element_size())
     return functional.pad(weight, (0, 0, 0, spare)).flatten(0, 1)
+
+
+def _rows(rows: torch.Tensor, index: torch.Tensor) -> torch.Tensor:
+    """Return some rows, in whole words where these fit."""
+    if rows.shape[1] * rows.element_size() % _WIDE.itemsize:
+        return rows.index_select(0, index)
+    return rows.view(_WIDE).index_select(0, index).view(rows.dtype)
 
 
 def _columns(padded: torch.Tensor, table: torch.Tensor) -> torch.Tensor:
@@ -166,7 +194,7 @@ def _zeros(like: torch.Tensor, *shape: int) -> torch.Tensor:
 
 
 def _chunks(table: torch.Tensor, channels: int) -> list[slice]:
-    size = max(CHUNK_ELEMENTS // (table.shape[1] * channels), 1)
+    size = max(CHUNK_ELEMENTS // max(table.shape[1] * channels, 1), 1)
     return [slice(start, start + size) for start in range(0, len(table), size)]
 
 

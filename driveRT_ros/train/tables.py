@@ -7,8 +7,11 @@ one go: a table has one row number a row and tap, or the number of rows where th
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from functools import cached_property
+from itertools import product
 from typing import Any, NamedTuple
 
 import torch
@@ -20,17 +23,40 @@ from driveRT_ros.models.graph import Graph, LayerSpec, Triple
 from driveRT_ros.models.voxelnext import MERGE_SCALES, MERGED_LEVELS
 
 
+class TapGroup(NamedTuple):
+    """Input rows that meet output rows under the same taps.
+
+    Args:
+        taps: (T,) int64 the taps, ascending.
+        table: (rows, T) int32 output row of each tap; num_out where there is none.
+    """
+
+    taps: torch.Tensor
+    table: torch.Tensor
+
+
 @dataclass(frozen=True, eq=False)
 class TableMap:
     """What a convolution by table needs of its map.
 
     Args:
         forward_table: (num_out, K) int32 input row of each tap; num_in where there is none.
-        backward_table: (num_in, K) int32 output row of each tap; num_out where there is none.
+        groups: The way back, the rows of one group after those of the other. A stride of two on
+            three axes makes eight groups: an even cell meets one of three taps, an odd one two.
+        order: (num_in,) int64 input row of each row of the groups; None for as they are.
     """
 
     forward_table: torch.Tensor
-    backward_table: torch.Tensor
+    groups: tuple[TapGroup, ...]
+    order: torch.Tensor | None = None
+
+    @cached_property
+    def place(self) -> torch.Tensor | None:
+        """(num_in,) int64 row of the groups of each input row; None for as they are."""
+        if self.order is None:
+            return None
+        rows = torch.arange(len(self.order), device=self.order.device)
+        return torch.empty_like(self.order).scatter_(0, self.order, rows)
 
 
 @dataclass(frozen=True, eq=False)
@@ -54,7 +80,7 @@ class BatchTables:
 
 
 class _Cells(NamedTuple):
-    """Occupied cells in ascending order: keys (N,) int64, coordinates (N, 4) int32, grid."""
+    """Occupied cells in ascending order: keys (N,), coordinates (N, 4) int32, and the grid."""
 
     keys: torch.Tensor
     coords_bzyx: torch.Tensor
@@ -69,7 +95,11 @@ def build_tables(graph: Graph, coords_bzyx: torch.Tensor, shape_zyx: Triple) -> 
         coords_bzyx: (N, 4) int32, unique.
         shape_zyx: Cells of the voxel grid.
     """
-    keys, order = cell_keys(coords_bzyx, shape_zyx).sort()
+    keys = cell_keys(coords_bzyx, shape_zyx)
+    frames = int(coords_bzyx[:, 0].max()) + 1 if len(keys) else 1
+    if frames * math.prod(shape_zyx) < 1 << 31:
+        keys = keys.int()  # tables of keys are large: half the bytes, half the time
+    keys, order = keys.sort()
     cells = _Cells(keys, coords_bzyx[order], shape_zyx)
     by_key: dict[str, TableMap] = {}
     levels = []
@@ -89,7 +119,8 @@ def _add_maps(by_key: dict[str, TableMap], layers: tuple[LayerSpec, ...], cells:
         if layer.op == "subm":
             table = _sources(cells, cells, layer)
             # A submanifold map is its own mirror.
-            by_key[layer.map_key] = TableMap(table, table.flip(1))
+            taps = torch.arange(layer.taps, device=table.device)
+            by_key[layer.map_key] = TableMap(table, (TapGroup(taps, table.flip(1)),))
         else:
             by_key[layer.map_key], cells = _strided(cells, layer)
     return cells
@@ -102,49 +133,69 @@ def _strided(cells: _Cells, layer: LayerSpec) -> tuple[TableMap, _Cells]:
         (n + 2 * p - k) // s + 1 for n, p, k, s in zip(cells.shape_zyx, padding, kernel, stride)
     )
     shape = nz, ny, nx
-    sought, there = [], []
-    for axis in range(3):
-        taps = torch.arange(kernel[axis], device=cells.keys.device)
-        shifted = cells.coords_bzyx[:, axis + 1, None].long() + padding[axis] - taps
-        cell = shifted.div(stride[axis], rounding_mode="floor")
-        sought.append(cell)
-        there.append((cell * stride[axis] == shifted) & (cell >= 0) & (cell < shape[axis]))
-    keys, inside = _joined(cells.coords_bzyx, sought, there, shape)
-    made = torch.unique(keys[inside])
+    # Under tap t a cell meets (cell + padding - t) / stride, if that is whole.
+    shifted = cells.coords_bzyx[:, 1:] + cells.coords_bzyx.new_tensor(padding)
+    phases = list(product(*map(range, stride)))
+    z, y, x = (shifted % shifted.new_tensor(stride)).unbind(1)
+    phase = (z * stride[1] + y) * stride[2] + x
+    order = phase.sort(stable=True).indices
+    counts = torch.bincount(phase, minlength=len(phases)).tolist()
+    batch = cells.coords_bzyx[:, 0].to(cells.keys.dtype)
+    found, first = [], 0
+    for residues, count in zip(phases, counts):
+        rows = order[first : first + count]
+        first += count
+        taps = [list(range(r, k, s)) for r, k, s in zip(residues, kernel, stride)]
+        sought = [
+            (shifted[rows, axis, None] - shifted.new_tensor(taps[axis])) // stride[axis]
+            for axis in range(3)
+        ]
+        there = [(cell >= 0) & (cell < n) for cell, n in zip(sought, shape)]
+        numbers = [(i * kernel[1] + j) * kernel[2] + k for i, j, k in product(*taps)]
+        found.append((numbers, *_joined(batch[rows], sought, there, shape)))
+    beyond = torch.iinfo(cells.keys.dtype).max
+    every = torch.cat([torch.where(at, keys, beyond).flatten() for _, keys, at in found])
+    made = torch.unique(every)
+    made = made[made != beyond]
     out = _Cells(made, cells_of_keys(made, shape), shape)
-    return TableMap(_sources(out, cells, layer), _rows_of(made, keys, inside)), out
+    groups = tuple(
+        TapGroup(order.new_tensor(numbers), _rows_of(made, keys, at)) for numbers, keys, at in found
+    )
+    one = len(groups) == 1
+    return TableMap(_sources(out, cells, layer), groups, None if one else order), out
 
 
 def _sources(out: _Cells, cells: _Cells, layer: LayerSpec) -> torch.Tensor:
     """Return (rows of ``out``, K) int32 row of ``cells`` that each tap reads."""
     sought, there = [], []
     for axis in range(3):
-        taps = torch.arange(layer.kernel_zyx[axis], device=cells.keys.device)
-        first = out.coords_bzyx[:, axis + 1, None].long() * layer.stride_zyx[axis]
+        first = out.coords_bzyx[:, axis + 1, None] * layer.stride_zyx[axis]
+        taps = torch.arange(layer.kernel_zyx[axis], dtype=first.dtype, device=first.device)
         cell = first - layer.padding_zyx[axis] + taps
         sought.append(cell)
         there.append((cell >= 0) & (cell < cells.shape_zyx[axis]))
-    keys, inside = _joined(out.coords_bzyx, sought, there, cells.shape_zyx)
+    batch = out.coords_bzyx[:, 0].to(cells.keys.dtype)
+    keys, inside = _joined(batch, sought, there, cells.shape_zyx)
     return _rows_of(cells.keys, keys, inside)
 
 
 def _joined(
-    coords_bzyx: torch.Tensor, axes: list[torch.Tensor], there: list[torch.Tensor], shape: Triple
+    batch: torch.Tensor, axes: list[torch.Tensor], there: list[torch.Tensor], shape: Triple
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Return (N, K) keys out of (N, taps) cells on each axis, and whether they are on the grid."""
     nz, ny, nx = shape
     z, y, x = axes[0][:, :, None, None], axes[1][:, None, :, None], axes[2][:, None, None, :]
-    plane = (coords_bzyx[:, 0].long()[:, None, None, None] * nz + z) * ny + y
+    plane = (batch[:, None, None, None] * nz + z) * ny + y
     inside = there[0][:, :, None, None] & there[1][:, None, :, None] & there[2][:, None, None, :]
     return (plane * nx + x).flatten(1), inside.flatten(1)
 
 
 def _rows_of(keys: torch.Tensor, sought: torch.Tensor, inside: torch.Tensor) -> torch.Tensor:
     """Return the int32 row of each key sought; the number of rows where it is absent."""
-    position = torch.searchsorted(keys, sought)
+    position = torch.searchsorted(keys, sought, out_int32=True)
     padded = torch.cat((keys, keys.new_full((1,), -1)))  # a place beyond the last holds no key
-    found = inside & (padded[position] == sought)
-    return torch.where(found, position, len(keys)).int()
+    there = padded.index_select(0, position.flatten()).view_as(position)
+    return torch.where(inside & (there == sought), position, len(keys))
 
 
 def _merge(

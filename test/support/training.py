@@ -10,7 +10,7 @@ import torch
 from driveRT_ros.core.sparse_types import CoordMap
 from driveRT_ros.train.config import TrainConfig
 from driveRT_ros.train.samples import Sample, pack, points_in_boxes, unpack
-from driveRT_ros.train.tables import TableMap
+from driveRT_ros.train.tables import TableMap, TapGroup
 
 GRID = {
     "point_cloud_range": (-9.6, -9.6, -3.0, 9.6, 9.6, 1.0),
@@ -88,7 +88,7 @@ def dense_weights(coord_map: CoordMap, weight: torch.Tensor) -> torch.Tensor:
 
 
 def table_map(coord_map: CoordMap) -> TableMap:
-    """Return the neighbour tables of a map, pair by pair."""
+    """Return the neighbour tables of a map, pair by pair, the way back in two groups of rows."""
     taps = len(coord_map.counts)
     forward = torch.full((coord_map.num_out, taps), coord_map.num_in, dtype=torch.int32)
     backward = torch.full((coord_map.num_in, taps), coord_map.num_out, dtype=torch.int32)
@@ -96,5 +96,23 @@ def table_map(coord_map: CoordMap) -> TableMap:
         rows_in, rows_out = (rows.cpu() for rows in coord_map.pairs(k))
         forward[rows_out, k] = rows_in.int()
         backward[rows_in, k] = rows_out.int()
+    everyone = torch.arange(coord_map.num_in)
+    parts = everyone[1::2], everyone[::2]
     device = coord_map.in_rows.device
-    return TableMap(forward.to(device), backward.to(device))
+    groups = tuple(
+        TapGroup(torch.arange(taps, device=device), backward[part].to(device)) for part in parts
+    )
+    return TableMap(forward.to(device), groups, torch.cat(parts).to(device))
+
+
+def backward_table(tables: TableMap, num_out: int) -> torch.Tensor:
+    """Return (num_in, K) int32 output row of each tap, the groups put together."""
+    num_in = sum(len(group.table) for group in tables.groups)
+    whole = torch.full((num_in, tables.forward_table.shape[1]), num_out, dtype=torch.int32)
+    order = torch.arange(num_in) if tables.order is None else tables.order
+    first = 0
+    for taps, table in tables.groups:
+        rows = order[first : first + len(table)]
+        whole[rows[:, None], taps] = table
+        first += len(table)
+    return whole
