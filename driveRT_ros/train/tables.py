@@ -7,10 +7,10 @@ one go: a table has one row number a row and tap, or the number of rows where th
 
 from __future__ import annotations
 
+import functools
 import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from functools import cached_property
 from itertools import product
 from typing import Any, NamedTuple
 
@@ -50,7 +50,7 @@ class TableMap:
     groups: tuple[TapGroup, ...]
     order: torch.Tensor | None = None
 
-    @cached_property
+    @functools.cached_property
     def place(self) -> torch.Tensor | None:
         """(num_in,) int64 row of the groups of each input row; None for as they are."""
         if self.order is None:
@@ -133,36 +133,49 @@ def _strided(cells: _Cells, layer: LayerSpec) -> tuple[TableMap, _Cells]:
         (n + 2 * p - k) // s + 1 for n, p, k, s in zip(cells.shape_zyx, padding, kernel, stride)
     )
     shape = nz, ny, nx
-    # Under tap t a cell meets (cell + padding - t) / stride, if that is whole.
+    # Under tap t a cell meets (cell + padding - t) / stride, if that is whole: what is left of the
+    # division is the first tap, every stride-th one follows, each a cell further down.
     shifted = cells.coords_bzyx[:, 1:] + cells.coords_bzyx.new_tensor(padding)
-    phases = list(product(*map(range, stride)))
-    z, y, x = (shifted % shifted.new_tensor(stride)).unbind(1)
-    phase = (z * stride[1] + y) * stride[2] + x
+    left = shifted % shifted.new_tensor(stride)
+    phase = (left[:, 0] * stride[1] + left[:, 1]) * stride[2] + left[:, 2]
     order = phase.sort(stable=True).indices
+    shifted, left = shifted[order], left[order]
+    sought, there = [], []
+    for axis, (k, s, n) in enumerate(zip(kernel, stride, shape)):
+        turn = torch.arange(-(-k // s), dtype=shifted.dtype, device=shifted.device)
+        cell = shifted[:, axis, None] // s - turn
+        sought.append(cell)
+        there.append((left[:, axis, None] + turn * s < k) & (cell >= 0) & (cell < n))
+    batch = cells.coords_bzyx[:, 0].to(cells.keys.dtype)[order]
+    keys, inside = _joined(batch, sought, there, shape)
+    made = torch.unique(keys[inside])
+    table = _rows_of(made, keys, inside)
+    phases = _phases(kernel, stride, order.device)
     counts = torch.bincount(phase, minlength=len(phases)).tolist()
-    batch = cells.coords_bzyx[:, 0].to(cells.keys.dtype)
-    found, first = [], 0
-    for residues, count in zip(phases, counts):
-        rows = order[first : first + count]
-        first += count
-        taps = [list(range(r, k, s)) for r, k, s in zip(residues, kernel, stride)]
-        sought = [
-            (shifted[rows, axis, None] - shifted.new_tensor(taps[axis])) // stride[axis]
-            for axis in range(3)
-        ]
-        there = [(cell >= 0) & (cell < n) for cell, n in zip(sought, shape)]
-        numbers = [(i * kernel[1] + j) * kernel[2] + k for i, j, k in product(*taps)]
-        found.append((numbers, *_joined(batch[rows], sought, there, shape)))
-    beyond = torch.iinfo(cells.keys.dtype).max
-    every = torch.cat([torch.where(at, keys, beyond).flatten() for _, keys, at in found])
-    made = torch.unique(every)
-    made = made[made != beyond]
-    out = _Cells(made, cells_of_keys(made, shape), shape)
     groups = tuple(
-        TapGroup(order.new_tensor(numbers), _rows_of(made, keys, at)) for numbers, keys, at in found
+        TapGroup(taps, part.index_select(1, columns))
+        for (taps, columns), part in zip(phases, table.split(counts))
     )
-    one = len(groups) == 1
-    return TableMap(_sources(out, cells, layer), groups, None if one else order), out
+    out = _Cells(made, cells_of_keys(made, shape), shape)
+    return TableMap(_sources(out, cells, layer), groups, order if len(groups) > 1 else None), out
+
+
+@functools.cache
+def _phases(
+    kernel: Triple, stride: Triple, device: torch.device
+) -> list[tuple[torch.Tensor, torch.Tensor]]:
+    """Return, for each remainder of a cell on the axes, its taps and their columns of a table."""
+    widths = [-(-k // s) for k, s in zip(kernel, stride)]
+    phases = []
+    for residues in product(*map(range, stride)):
+        found = []
+        for column, turns in enumerate(product(*map(range, widths))):
+            z, y, x = (r + j * s for r, j, s in zip(residues, turns, stride))
+            if z < kernel[0] and y < kernel[1] and x < kernel[2]:
+                found.append(((z * kernel[1] + y) * kernel[2] + x, column))
+        taps, columns = torch.tensor(found, dtype=torch.int64, device=device).view(-1, 2).unbind(1)
+        phases.append((taps.contiguous(), columns.contiguous()))
+    return phases
 
 
 def _sources(out: _Cells, cells: _Cells, layer: LayerSpec) -> torch.Tensor:
