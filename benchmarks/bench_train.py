@@ -36,6 +36,7 @@ from driveRT_ros.train.drives import SimulatedDrives, each_drive  # noqa: E402
 from driveRT_ros.train.loop import Trainer  # noqa: E402
 from driveRT_ros.train.losses import detection_loss  # noqa: E402
 from driveRT_ros.train.module import VoxelNeXtModule  # noqa: E402
+from driveRT_ros.train.schedule import make_optimizer  # noqa: E402
 from driveRT_ros.train.tables import build_tables  # noqa: E402
 from driveRT_ros.train.targets import assign_targets  # noqa: E402
 from driveRT_ros.train.voxels import voxelize_batch  # noqa: E402
@@ -50,6 +51,7 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
     parser.add_argument("--frames", type=int, help="of the batch; by default as the file says")
     parser.add_argument("--steps", type=int, default=10, help="whole steps, and steps in parts")
+    parser.add_argument("--tables", action="store_true", help="the way of a GPU on a CPU, too")
     parser.add_argument("--kernels", type=int, default=25, help="lines of the table of kernels")
     return parser.parse_args()
 
@@ -172,10 +174,13 @@ def whole_steps(trainer: Trainer, batch: Batch, steps: int) -> list[float]:
 def parts(trainer: Trainer, batch: Batch, steps: int) -> None:
     """Print the median time of each part."""
     marks = Marks(trainer.device)
-    timed = TimedModule(trainer.config.model, trainer.config.seed).to(trainer.device)
+    by_table = trainer.module.by_table
+    timed = TimedModule(trainer.config.model, trainer.config.seed, by_table=by_table)
+    timed = timed.to(trainer.device)
     timed.load_state_dict(trainer.module.state_dict())
     timed.marks = marks
     trainer.module = trainer._model = timed
+    trainer._optimizer = make_optimizer(timed, trainer.config.optimizer)
     found = []
     for _ in range(steps):
         step_in_parts(trainer, batch, marks)
@@ -225,14 +230,18 @@ def main() -> None:
           f"{len(batch.xyz) // len(batch):,} points, made in "
           f"{time.perf_counter() - started:.1f} s")  # fmt: skip
     with tempfile.TemporaryDirectory() as folder:
-        losses = [
-            whole_steps(Trainer(config, Path(folder), device), batch, args.steps) for _ in range(2)
-        ]
+
+        def fresh() -> Trainer:
+            trainer = Trainer(config, Path(folder), device)
+            trainer.module.by_table = True if args.tables else None
+            return trainer
+
+        losses = [whole_steps(fresh(), batch, args.steps) for _ in range(2)]
         print("the same losses again: " + ("yes" if losses[0] == losses[1] else "NO"))
         if device.type == "cuda":
             print(f"most memory: {torch.cuda.max_memory_allocated(device) / 2**30:.1f} GiB")
-        parts(Trainer(config, Path(folder), device), batch, args.steps)
-        kernels(Trainer(config, Path(folder), device), batch, args.kernels)
+        parts(fresh(), batch, args.steps)
+        kernels(fresh(), batch, args.kernels)
 
 
 if __name__ == "__main__":
