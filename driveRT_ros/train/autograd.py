@@ -25,7 +25,7 @@ CHUNK_ELEMENTS = 1 << 28
 
 _WIDE = torch.complex128
 """Rows are gathered in words of 16 bytes: a GPU spends as much on each word, however short."""
-_SPLIT_ROWS = 4096
+_SPLIT_ROWS = 2048
 """Rows of one part of a sum over all rows: a product with few results is left to many cores."""
 
 
@@ -93,6 +93,7 @@ class _TableConv(torch.autograd.Function):
     def forward(
         ctx: Any, features: torch.Tensor, weight: torch.Tensor, tables: TableMap
     ) -> torch.Tensor:
+        features = features.contiguous()
         ctx.save_for_backward(features, weight)
         ctx.tables = tables
         flat, padded, table = _flat(weight), _padded(features), tables.forward_table
@@ -183,7 +184,7 @@ def _correlation(rows: torch.Tensor, columns: torch.Tensor) -> torch.Tensor:
     whole = count * _SPLIT_ROWS
     total = (rows[whole:].T @ columns[whole:]).to(_sum_dtype(rows))
     if count:
-        left = rows[:whole].view(count, _SPLIT_ROWS, -1).transpose(1, 2)
+        left = rows[:whole].reshape(count, _SPLIT_ROWS, -1).transpose(1, 2)
         parts = torch.bmm(left, columns[:whole].view(count, _SPLIT_ROWS, -1))
         total += parts.sum(dim=0, dtype=total.dtype)
     return total
@@ -195,6 +196,8 @@ def _zeros(like: torch.Tensor, *shape: int) -> torch.Tensor:
 
 def _chunks(table: torch.Tensor, channels: int) -> list[slice]:
     size = max(CHUNK_ELEMENTS // max(table.shape[1] * channels, 1), 1)
+    if size > _SPLIT_ROWS:  # so that only the last has a part of its own for what is left over
+        size -= size % _SPLIT_ROWS
     return [slice(start, start + size) for start in range(0, len(table), size)]
 
 
