@@ -1,4 +1,7 @@
-"""Check, then time, decoding and encoding of clouds in every layout.
+"""Check, then time, decoding, joining and encoding of clouds in every layout.
+
+Joining is what comes after decoding: the rows that the detector takes, here without past sweeps;
+below, with nine of them, each moved by the motion since.
 
 Prints a table, or JSON with ``--output``. Each layout holds the same 300,000 points; nothing is
 timed before they decode to the points that were written.
@@ -8,7 +11,9 @@ from __future__ import annotations
 
 import argparse
 import array
+import dataclasses
 import datetime
+import itertools
 import json
 import platform
 import statistics
@@ -24,7 +29,9 @@ import numpy as np
 REPO = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(REPO))
 
+from driveRT_ros.core.config import DensificationConfig  # noqa: E402
 from driveRT_ros.core.frame import PointBatch  # noqa: E402
+from driveRT_ros.core.sweeps import SweepBuffer  # noqa: E402
 from driveRT_ros.io.encode import encode_pointcloud  # noqa: E402
 from driveRT_ros.io.pointcloud import decode  # noqa: E402
 from driveRT_ros.io.typestore import message_type  # noqa: E402
@@ -90,6 +97,23 @@ def check(name: str, message: Any, points: dict[str, np.ndarray]) -> None:
     np.testing.assert_array_equal(decode(message).xyz, expected, name)
 
 
+def join(batch: PointBatch, past: int, repeats: int) -> dict[str, float]:
+    """Time the join of a sweep at 20 Hz, from a vehicle that drives and turns."""
+    sweeps = SweepBuffer(DensificationConfig(num_past_frames=past))
+    frames = itertools.count()
+
+    def push() -> None:
+        k = next(frames)
+        pose, yaw = np.eye(4), 0.01 * k
+        pose[:2, :2] = [[np.cos(yaw), -np.sin(yaw)], [np.sin(yaw), np.cos(yaw)]]
+        pose[0, 3] = 0.5 * k
+        sweeps.push(dataclasses.replace(batch, stamp_ns=1 + 50_000_000 * k), pose)
+
+    for _ in range(past):
+        push()
+    return best_of(repeats, push)
+
+
 def machine() -> dict[str, str]:
     """Return what a number depends on."""
     commit = subprocess.run(
@@ -119,6 +143,10 @@ def main() -> int:
     for name, message in layouts(points).items():
         check(name, message, points)
         decoded[f"{name} (rosbags)"] = best_of(args.repeats, lambda m=message: decode(m))
+        alone = SweepBuffer(DensificationConfig(num_past_frames=0))
+        decoded[f"{name} (rosbags), joined"] = best_of(
+            args.repeats, lambda m=message, a=alone: a.push(decode(m), None)
+        )
         message.data = array.array("B", message.data.tobytes())
         check(name, message, points)
         decoded[f"{name} (rclpy)"] = best_of(args.repeats, lambda m=message: decode(m))
@@ -130,13 +158,15 @@ def main() -> int:
         stamp_ns=1,
         frame_id="lidar",
     )
+    joined = {f"{past} past sweeps": join(batch, past, args.repeats) for past in (0, 9)}
     encoded = {
         "xyzi (rosbags)": best_of(args.repeats, lambda: encode_pointcloud(batch, message_type))
     }
-    result = {"machine": machine(), "points": args.points, "decode": decoded, "encode": encoded}
+    result = {"machine": machine(), "points": args.points, "decode": decoded}
+    result |= {"join": joined, "encode": encoded}
     if args.output:
         args.output.write_text(json.dumps(result, indent=1) + "\n")
-    for kind in ("decode", "encode"):
+    for kind in ("decode", "join", "encode"):
         for name, times in result[kind].items():
             line = "  ".join(f"{key} {value:6.2f}" for key, value in times.items())
             print(f"{kind} {name:52} {line}")

@@ -31,6 +31,7 @@ from driveRT_ros.core.config import LidarConfig
 from driveRT_ros.core.errors import ConfigError
 from driveRT_ros.core.frame import Detections, PointBatch
 from driveRT_ros.core.pipeline import LidarPipeline
+from driveRT_ros.core.rows import RowMaker, plain_rows, rows_for
 from driveRT_ros.core.sweeps import SweepBuffer
 from driveRT_ros.io.encode import encode_pointcloud
 from driveRT_ros.io.pointcloud import decode
@@ -61,13 +62,14 @@ class FrameInput:
     Args:
         frame: The points.
         config: How clouds are decoded.
+        make_rows: Makes the memory that they are decoded into.
 
     Raises:
         ConfigError: If the message does not give the points back.
     """
 
-    def __init__(self, frame: Frame, config: LidarConfig) -> None:
-        self.points, self._config = frame.points, config
+    def __init__(self, frame: Frame, config: LidarConfig, make_rows: RowMaker = plain_rows) -> None:
+        self.points, self._config, self._make_rows = frame.points, config, make_rows
         xyz, rest = frame.points[:, :3].numpy(), frame.points[:, 3:].numpy()
         batch = PointBatch(xyz, rest[:, 0], rest[:, 1], None, 1_000_000_000, "lidar")
         self.message = encode_pointcloud(batch, message_type)
@@ -80,7 +82,7 @@ class FrameInput:
 
     def decoded(self) -> torch.Tensor:
         """Return the points in the message as the node takes them from it."""
-        cloud = decode(self.message, config=self._config.input)
+        cloud = decode(self.message, config=self._config.input, make_rows=self._make_rows)
         return SweepBuffer(self._config.densification_params).push(cloud, None)
 
     def detect(self, detector: Detector, kind: str) -> tuple[Detections, dict[str, float]]:
@@ -231,7 +233,7 @@ class FrameBench:
         commit: str = "",
     ) -> None:
         self._config, self._candidates, self._rounds = config, candidates, rounds
-        self._cuda = device.type == "cuda"
+        self._cuda, self._make_rows = device.type == "cuda", rows_for(device)
         exact = weights.to(device, torch.float64)
         self._oracle = PeerDetector(lambda: TorchNetwork(config, exact), config, exact)
         self.report: dict[str, Any] = {
@@ -252,7 +254,7 @@ class FrameBench:
         Raises:
             ConfigError: If the frame has other rows than its table says.
         """
-        given = FrameInput(frame, self._config)
+        given = FrameInput(frame, self._config, self._make_rows)
         want = self._oracle.process(given.points)
         rows = want.report.voxels_per_level
         if frame.rows and rows != frame.rows:
@@ -281,7 +283,8 @@ class FrameBench:
 
     def profile_frame(self, frame: Frame) -> None:
         """Add kernel sums; the profiler may slow what runs after it, so this comes last."""
-        given, found = FrameInput(frame, self._config), self.report["frames"][frame.name]
+        given = FrameInput(frame, self._config, self._make_rows)
+        found = self.report["frames"][frame.name]
         for each in self._candidates:
             record = found["candidates"][each.name]
             if "absent" in record:

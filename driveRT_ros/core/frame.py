@@ -55,6 +55,8 @@ class PointBatch:
         stamp_ns: Header stamp, integer nanoseconds.
         frame_id: Header frame.
         report: Dropped counts by reason, and assumptions.
+        rows: (N, 5) float32 whose columns ``xyz``, ``intensity`` and ``time_lag_s`` are, where they
+            were made that way; None where they are arrays of their own.
     """
 
     xyz: np.ndarray
@@ -64,6 +66,7 @@ class PointBatch:
     stamp_ns: int
     frame_id: str
     report: DecodeReport = field(default_factory=DecodeReport)
+    rows: np.ndarray | None = None
 
     def __len__(self) -> int:
         return len(self.xyz)

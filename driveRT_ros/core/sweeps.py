@@ -16,16 +16,18 @@ import torch
 from driveRT_ros.core.config import DensificationConfig
 from driveRT_ros.core.errors import InvalidFrame
 from driveRT_ros.core.frame import PointBatch
+from driveRT_ros.core.rows import RowMaker, Rows, plain_rows
 
 FloatArray = npt.NDArray[np.float64]
 _ROTATION_TOLERANCE = 1e-3
+_BLOCK_POINTS = 8192  # 400 KB of float64 before and after: within the second-level cache
 
 
 @dataclass(frozen=True)
 class _Sweep:
     stamp_ns: int
     T_world_lidar: FloatArray
-    points: npt.NDArray[np.float32]  # (N, 5) in its own LiDAR frame, without the ego vehicle
+    columns: npt.NDArray[np.float32]  # (5, N) in its own LiDAR frame, without the ego vehicle
 
 
 def relative_transform(T_world_to: FloatArray, T_world_from: FloatArray) -> FloatArray:
@@ -55,10 +57,11 @@ class SweepBuffer:
 
     Args:
         config: The limits above.
+        make_rows: Makes the memory of what is returned.
     """
 
-    def __init__(self, config: DensificationConfig) -> None:
-        self._config = config
+    def __init__(self, config: DensificationConfig, make_rows: RowMaker = plain_rows) -> None:
+        self._config, self._make_rows = config, make_rows
         self._past: deque[_Sweep] = deque()  # newest first
         self._frame_id = ""
 
@@ -80,27 +83,35 @@ class SweepBuffer:
         Returns:
             (N, 5) float32 x, y, z, intensity, time lag in the current LiDAR frame: the current
             sweep first and unchanged, then past sweeps, newest first. The time lag is in seconds,
-            >= 0, from the point to ``batch.stamp_ns``.
+            >= 0, from the point to ``batch.stamp_ns``. Without past sweeps they may be the very
+            ``batch.rows``; the buffer itself keeps neither.
 
         Raises:
             InvalidFrame: If the pose is not a rigid transform; the buffer is left as it was.
         """
-        current = _rows(batch)
-        if self._config.num_past_frames == 0:
-            return torch.from_numpy(current)
-        if T_world_lidar is None:
-            self.clear()
-            return torch.from_numpy(current)
-        pose = _checked_pose(T_world_lidar)
-        self._forget(batch)
-        parts = [current, *(self._moved(sweep, batch.stamp_ns, pose) for sweep in self._past)]
-        self._past.appendleft(_Sweep(batch.stamp_ns, pose, self._without_ego(current)))
-        while len(self._past) > self._config.num_past_frames:
-            self._past.pop()
-        return torch.from_numpy(np.concatenate(parts))
+        pose = None
+        if self._config.num_past_frames:
+            pose = None if T_world_lidar is None else _checked_pose(T_world_lidar)
+            self._forget(batch, pose)
+        count, past = len(batch), sum(sweep.columns.shape[1] for sweep in self._past)
+        rows = batch.rows if past == 0 and _has_rows(batch) else None
+        if rows is None:
+            rows = self._make_rows(count + past)
+            _fill(rows[:count], batch)
+        if pose is not None:
+            begin = count
+            for sweep in self._past:
+                end = begin + sweep.columns.shape[1]
+                _move(sweep, batch.stamp_ns, pose, rows[begin:end])
+                begin = end
+            self._keep(batch, pose, rows[:count])
+        return torch.from_numpy(rows)
 
-    def _forget(self, batch: PointBatch) -> None:
+    def _forget(self, batch: PointBatch, pose: FloatArray | None) -> None:
         """Drop the sweeps that must not be joined with ``batch``."""
+        if pose is None:
+            self.clear()
+            return
         if self._past and (
             batch.stamp_ns < self._past[0].stamp_ns or batch.frame_id != self._frame_id
         ):
@@ -112,22 +123,59 @@ class SweepBuffer:
         while self._past and batch.stamp_ns - self._past[-1].stamp_ns > limit_ns:
             self._past.pop()
 
-    def _moved(self, sweep: _Sweep, stamp_ns: int, pose: FloatArray) -> npt.NDArray[np.float32]:
-        """Return a past sweep in the current LiDAR frame, with its age added to the time lag."""
-        transform = relative_transform(pose, sweep.T_world_lidar)
-        out = sweep.points.copy()
-        out[:, :3] = sweep.points[:, :3].astype(np.float64) @ transform[:3, :3].T + transform[:3, 3]
-        out[:, 4] += (stamp_ns - sweep.stamp_ns) * 1e-9
-        return out
+    def _keep(self, batch: PointBatch, pose: FloatArray, rows: Rows) -> None:
+        """Remember a sweep without the vehicle itself."""
+        columns = np.ascontiguousarray(rows.T)
+        near = np.abs(columns[0]) < self._config.ego_radius_m
+        near &= np.abs(columns[1]) < self._config.ego_radius_m
+        if near.any():
+            columns = columns.compress(~near, axis=1)
+        self._past.appendleft(_Sweep(batch.stamp_ns, pose, columns))
+        while len(self._past) > self._config.num_past_frames:
+            self._past.pop()
 
-    def _without_ego(self, points: npt.NDArray[np.float32]) -> npt.NDArray[np.float32]:
-        near = (np.abs(points[:, :2]) < self._config.ego_radius_m).all(axis=1)
-        return points[~near]
+
+def _has_rows(batch: PointBatch) -> bool:
+    """Tell whether ``batch.rows`` is what the other arrays show, and nobody replaced one."""
+    rows = batch.rows
+    if rows is None or rows.dtype != np.float32 or not rows.flags.c_contiguous:
+        return False
+    shown = (
+        (batch.xyz, rows[:, :3]),
+        (batch.intensity, rows[:, 3]),
+        (batch.time_lag_s, rows[:, 4]),
+    )
+    return all(
+        (a.ctypes.data, a.shape, a.strides, a.dtype) == (b.ctypes.data, b.shape, b.strides, b.dtype)
+        for a, b in shown
+    )
 
 
-def _rows(batch: PointBatch) -> npt.NDArray[np.float32]:
-    columns = (batch.xyz, batch.intensity[:, None], batch.time_lag_s[:, None])
-    return np.concatenate(columns, axis=1, dtype=np.float32)
+def _fill(rows: Rows, batch: PointBatch) -> None:
+    if _has_rows(batch):
+        rows[:] = batch.rows
+        return
+    for axis in range(3):  # by column, which is much faster than by row
+        rows[:, axis] = batch.xyz[:, axis]
+    rows[:, 3], rows[:, 4] = batch.intensity, batch.time_lag_s
+
+
+def _move(sweep: _Sweep, stamp_ns: int, pose: FloatArray, out: Rows) -> None:
+    """Write a past sweep in the current LiDAR frame, with its age added to the time lag."""
+    transform = relative_transform(pose, sweep.T_world_lidar)
+    rotation, translation = transform[:3, :3].copy(), transform[:3, 3:]
+    count = len(out)
+    then, now = np.empty((2, 3, min(count, _BLOCK_POINTS)))
+    for begin in range(0, count, _BLOCK_POINTS):
+        end = min(begin + _BLOCK_POINTS, count)
+        xyz, moved = then[:, : end - begin], now[:, : end - begin]
+        xyz[:] = sweep.columns[:3, begin:end]
+        np.matmul(rotation, xyz, out=moved)
+        moved += translation
+        for axis in range(3):
+            out[begin:end, axis] = moved[axis]
+        out[begin:end, 3] = sweep.columns[3, begin:end]
+        out[begin:end, 4] = sweep.columns[4, begin:end] + (stamp_ns - sweep.stamp_ns) * 1e-9
 
 
 def _checked_pose(T_world_lidar: npt.ArrayLike) -> FloatArray:

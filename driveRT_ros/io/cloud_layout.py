@@ -23,7 +23,10 @@ DATATYPES: dict[int, str] = {
 }
 """Constants of sensor_msgs/msg/PointField and what they mean to numpy, without byte order."""
 
-_BLOCK_POINTS = 8192  # 400 KB of wide points: within the second-level cache of any CPU
+BLOCK_POINTS = 8192
+"""Worked on at a time: 400 KB of wide points, within the second-level cache of any CPU."""
+
+_FOLD = 128  # rows side by side, so that numpy reduces them with vector instructions
 
 
 @dataclass(frozen=True)
@@ -113,29 +116,113 @@ class CloudLayout:
 
     def columns(self, fields: Sequence[CloudField]) -> list[np.ndarray]:
         """Return (N,) values of each field: contiguous copies, native byte order, same type."""
-        views = [self._strided(f.dtype, f.offset, ()) for f in fields]
+        views = [self._strided(f.dtype, f.offset) for f in fields]
         copies = [np.empty(v.shape, v.dtype.newbyteorder("=")) for v in views]
         length = len(views[0]) if views else 0
         # block by block, so that all fields of a point are read while it is in the cache
-        step = max(1, _BLOCK_POINTS * length // max(1, self.num_points))
+        step = max(1, BLOCK_POINTS * length // max(1, self.num_points))
         for start in range(0, length, step):
             for view, copy in zip(views, copies):
                 copy[start : start + step] = view[start : start + step]
         return [copy.reshape(-1) for copy in copies]
 
-    def triple(self, first: CloudField) -> np.ndarray:
-        """Return (N, 3) values of three neighbouring fields: a view unless rows are padded."""
-        return self._strided(first.dtype, first.offset, (3,)).reshape(-1, 3)
+    def fill_rows(
+        self, fields: Sequence[CloudField | float], rows: np.ndarray
+    ) -> tuple[np.ndarray, np.ndarray] | None:
+        """Write fields side by side into rows, and look at their values while they are near.
 
-    def _strided(self, dtype: np.dtype[Any], offset: int, tail: tuple[int, ...]) -> np.ndarray:
-        inner = (dtype.itemsize,) * len(tail)
+        Args:
+            fields: What each column holds: a field, or the same number everywhere.
+            rows: (N, K) float32, C-contiguous, overwritten; values beyond float32 become infinite.
+
+        Returns:
+            (K,) least and greatest value of each column; None where one of all is NaN.
+        """
+        runs = _runs(fields)
+        views = [self._strided(run.dtype, run.offset) for run in runs]
+        grid = rows.reshape(*views[0].shape, len(fields))
+        places: list[np.ndarray] = [
+            np.ndarray(view.shape, run.target, rows, 4 * run.column, grid.strides[:-1])
+            for view, run in zip(views, runs)
+        ]
+        fixed = [(k, value) for k, value in enumerate(fields) if not isinstance(value, CloudField)]
+        step = max(1, BLOCK_POINTS * len(grid) // max(1, self.num_points))
+        ranges: list[tuple[np.ndarray, np.ndarray]] = []
+        numbers = True
+        with np.errstate(over="ignore", invalid="ignore"):
+            for start in range(0, len(grid), step):
+                for view, place in zip(views, places):
+                    place[start : start + step] = view[start : start + step]
+                for column, value in fixed:
+                    grid[start : start + step, ..., column] = value
+                if numbers:  # with a NaN it would be slow, and for nothing
+                    ranges.append(column_range(grid[start : start + step].reshape(-1, len(fields))))
+                    numbers = not np.isnan(ranges[-1][0]).any()
+        if not numbers:
+            return None
+        return np.min([low for low, _ in ranges], axis=0), np.max([h for _, h in ranges], axis=0)
+
+    def _strided(self, dtype: np.dtype[Any], offset: int) -> np.ndarray:
         shape: tuple[int, ...] = (self.height, self.width)
         strides: tuple[int, ...] = (self.row_step, self.point_step)
         if not self.is_padded:
             shape, strides = (self.num_points,), (self.point_step,)
         if self.num_points == 0:
-            return np.empty(shape + tail, dtype)
-        return np.ndarray(shape + tail, dtype, self.data, offset, strides + inner)
+            return np.empty(shape, dtype)
+        return np.ndarray(shape, dtype, self.data, offset, strides)
+
+
+def column_range(rows: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Return the (K,) least and greatest value of C-contiguous (N, K) rows; 0 for no rows."""
+    columns = rows.shape[1]
+    if len(rows) == 0:
+        return np.zeros(columns, rows.dtype), np.zeros(columns, rows.dtype)
+    folded = len(rows) // _FOLD * _FOLD
+    low = high = rows[folded:] if folded < len(rows) else rows[:1]
+    low, high = low.min(axis=0), high.max(axis=0)
+    if folded:
+        wide = rows[:folded].reshape(-1, _FOLD * columns)
+        low = np.minimum(low, wide.min(axis=0).reshape(_FOLD, columns).min(axis=0))
+        high = np.maximum(high, wide.max(axis=0).reshape(_FOLD, columns).max(axis=0))
+    return low, high
+
+
+@dataclass(frozen=True)
+class _Run:
+    """Neighbouring columns that are copied at once.
+
+    Args:
+        column: The first of them.
+        dtype: Of the source: a number, or void for float32 that are copied byte by byte.
+        offset: Of the source in its point.
+    """
+
+    column: int
+    dtype: np.dtype[Any]
+    offset: int
+
+    @property
+    def target(self) -> np.dtype[Any]:
+        """Type of the copy."""
+        return self.dtype if self.dtype.kind == "V" else np.dtype(np.float32)
+
+
+def _runs(fields: Sequence[CloudField | float]) -> list[_Run]:
+    """Return how fields become float32 columns; neighbours that are float32 already go together."""
+    runs: list[_Run] = []
+    for column, field in enumerate(fields):
+        if not isinstance(field, CloudField):
+            continue
+        if field.dtype != np.float32:  # numpy compares byte order too
+            runs.append(_Run(column, field.dtype, field.offset))
+            continue
+        if runs and runs[-1].dtype.kind == "V":
+            before, size = runs[-1], runs[-1].dtype.itemsize
+            if (before.column + size // 4, before.offset + size) == (column, field.offset):
+                runs[-1] = _Run(before.column, np.dtype(f"V{size + 4}"), before.offset)
+                continue
+        runs.append(_Run(column, np.dtype("V4"), field.offset))
+    return runs
 
 
 def read_layout(msg: Any) -> CloudLayout:

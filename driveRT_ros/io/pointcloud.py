@@ -12,7 +12,14 @@ import numpy as np
 from driveRT_ros.core.config import InputConfig
 from driveRT_ros.core.errors import ConfigError, InvalidFrame
 from driveRT_ros.core.frame import DecodeReport, PointBatch
-from driveRT_ros.io.cloud_layout import CloudField, CloudLayout, read_layout
+from driveRT_ros.core.rows import RowMaker, plain_rows
+from driveRT_ros.io.cloud_layout import (
+    BLOCK_POINTS,
+    CloudField,
+    CloudLayout,
+    column_range,
+    read_layout,
+)
 
 FIELD_ALIASES: dict[str, tuple[str, ...]] = {
     "x": ("x",),
@@ -52,11 +59,12 @@ def decode(
     fields: Mapping[str, str | None] | None = None,
     config: InputConfig | None = None,
     origin_xyz: Sequence[float] | None = None,
+    make_rows: RowMaker = plain_rows,
 ) -> PointBatch:
     """Decode one sensor_msgs/msg/PointCloud2; the message is never written to.
 
-    ``xyz`` is a read-only view of the message where its layout allows: x, y, z next to each other,
-    little-endian float32, and no point to leave out. Everything else is a copy.
+    Coordinates, intensity and time lag are written side by side into rows of which the arrays of
+    the result are views, so that they need not be joined later.
 
     Per-point times become ``time_lag_s``, seconds back from the header stamp. Integers are
     nanoseconds and floats are seconds, except that a float from 1e8 on is a clock reading whose
@@ -71,6 +79,7 @@ def decode(
         config: Intensity scale, defaults and capacity.
         origin_xyz: Metres subtracted in float64 before coordinates become float32, for clouds in
             a map frame.
+        make_rows: Makes the memory of the rows; the result owns it.
 
     Raises:
         InvalidFrame: If the cloud cannot be read without guessing; the reason is a sentence.
@@ -84,26 +93,40 @@ def decode(
     if layout.is_padded:
         tally.note("row_padding")
     roles = _roles(layout, fields or {})
-    columns = dict(zip(roles, layout.columns(list(roles.values()))))
-    axes = [columns[axis] for axis in "xyz"]
-    if origin_xyz is not None:
-        axes = [a.astype(np.float64) - o for a, o in zip(axes, origin_xyz)]
-    rows = _thin(_usable_rows(axes, tally), layout.num_points, config.point_capacity, tally)
+    intensity, time = roles.get("intensity"), roles.get("time")
+    direct_time = time is not None and time.dtype == np.float32  # numpy compares byte order too
+    rows = make_rows(layout.num_points)
+    given = [intensity or config.default_intensity, time if time and direct_time else 0.0]
+    limits = layout.fill_rows([*(roles[axis] for axis in "xyz"), *given], rows)
+    kept = None
+    if origin_xyz is not None or limits is None or not _near(*limits):
+        kept = _usable_rows(_axes(layout, roles, rows, origin_xyz), tally)
+    kept = _thin(kept, layout.num_points, config.point_capacity, tally)
+    if kept is not None:
+        rows = rows.take(kept, axis=0, out=make_rows(len(kept)), mode="clip")  # else it buffers
+    if limits is None or kept is not None:
+        limits = column_range(rows)
+    low, high = limits
 
-    def column(role: str) -> np.ndarray | None:
-        values = columns.get(role)
-        return values if values is None or rows is None else values.take(rows)
-
-    view = _xyz_view(layout, roles) if rows is None and origin_xyz is None else None
-    xyz = _stack(axes, rows) if view is None else view
+    beside = [r for r in roles if r == "ring" or (r == "time" and not direct_time)]
+    columns = dict(zip(beside, layout.columns([roles[role] for role in beside])))
+    if kept is not None:
+        columns = {role: values.take(kept) for role, values in columns.items()}
+    _scale_intensity(rows[:, 3], (low[3], high[3]), intensity, config, tally)
+    if direct_time:
+        _set_time_lag(rows[:, 4], rows[:, 4], (low[4], high[4]), stamp_ns, tally)
+    elif len(rows) and "time" in columns:
+        values = columns["time"]
+        _set_time_lag(rows[:, 4], values, (values.min(), values.max()), stamp_ns, tally)
     return PointBatch(
-        xyz=xyz,
-        intensity=_intensity(column("intensity"), len(xyz), config, tally),
-        time_lag_s=_time_lag(column("time"), len(xyz), stamp_ns, tally),
-        ring=_ring(column("ring"), tally),
+        xyz=rows[:, :3],
+        intensity=rows[:, 3],
+        time_lag_s=rows[:, 4],
+        ring=_ring(columns.get("ring"), tally),
         stamp_ns=stamp_ns,
         frame_id=frame_id,
         report=DecodeReport(layout.num_points, dict(tally.dropped), tuple(tally.notes)),
+        rows=rows,
     )
 
 
@@ -170,6 +193,37 @@ def _roles(layout: CloudLayout, chosen: Mapping[str, str | None]) -> dict[str, C
     return roles
 
 
+def _near(low: np.ndarray, high: np.ndarray) -> bool:
+    """Tell whether float32 holds all coordinates between two rows well."""
+    return bool(low[:3].min() > -COORDINATE_LIMIT_M and high[:3].max() < COORDINATE_LIMIT_M)
+
+
+def _axes(
+    layout: CloudLayout,
+    roles: Mapping[str, CloudField],
+    rows: np.ndarray,
+    origin_xyz: Sequence[float] | None,
+) -> list[np.ndarray]:
+    """Return the columns x, y, z without loss, from the origin, which the rows then are from too.
+
+    Args:
+        layout: Of the message.
+        roles: Fields of the axes.
+        rows: What was read of the message.
+        origin_xyz: None for that of the message.
+    """
+    fields = [roles[axis] for axis in "xyz"]
+    if origin_xyz is None and all(np.can_cast(field.dtype, np.float32) for field in fields):
+        return [rows[:, k].copy() for k in range(3)]
+    axes = layout.columns(fields)
+    if origin_xyz is not None:
+        axes = [a.astype(np.float64) - o for a, o in zip(axes, origin_xyz)]
+        with np.errstate(over="ignore"):  # what becomes infinite is left out afterwards
+            for k, axis in enumerate(axes):  # by column, which is much faster than by row
+                rows[:, k] = axis
+    return axes
+
+
 def _usable_rows(axes: list[np.ndarray], tally: _Tally) -> np.ndarray | None:
     """Return the rows with three finite coordinates that float32 can hold; None for all."""
     furthest = _largest(axes)
@@ -217,56 +271,42 @@ def _thin(
     return kept if rows is None else rows[kept]
 
 
-def _xyz_view(layout: CloudLayout, roles: Mapping[str, CloudField]) -> np.ndarray | None:
-    """Return x, y, z as one (N, 3) view where they are neighbouring native float32."""
-    x, y, z = (roles[axis] for axis in "xyz")
-    neighbours = y.offset == x.offset + 4 and z.offset == x.offset + 8
-    native = all(f.dtype == np.float32 for f in (x, y, z))  # numpy compares byte order too
-    if not (neighbours and native):
-        return None
-    view = layout.triple(x)
-    return view if view.flags.aligned else None
+def _scale_intensity(
+    values: np.ndarray,
+    limits: tuple[Any, Any],
+    field: CloudField | None,
+    config: InputConfig,
+    tally: _Tally,
+) -> None:
+    """Scale and clip (N,) float32 in place, to 0..clip.
 
-
-def _stack(axes: list[np.ndarray], rows: np.ndarray | None) -> np.ndarray:
-    """Return (N, 3) float32; by column, which is much faster than by row."""
-    out = np.empty((len(axes[0]) if rows is None else len(rows), 3), np.float32)
-    for k, axis in enumerate(axes):
-        out[:, k] = axis if rows is None else axis.take(rows)
-    return out
-
-
-def _intensity(
-    raw: np.ndarray | None, count: int, config: InputConfig, tally: _Tally
-) -> np.ndarray:
-    """Return (N,) float32 in 0..clip."""
-    if raw is None:
+    Args:
+        values: As they are in the message, or the default; overwritten.
+        limits: Least and greatest of them; NaN where one is NaN.
+        field: Where they come from; None where the cloud has no intensity.
+        config: Scale, clip and default.
+        tally: Told what is odd.
+    """
+    if field is None:
         tally.note("intensity_missing")
-        return np.full(count, config.default_intensity, np.float32)
-    if count == 0:
-        return np.zeros(0, np.float32)
-    values = raw if raw.dtype == np.float32 else _to_float32(raw)
-    low, high = float(values.min()), float(values.max())
-    if not np.isfinite(low + high):  # min and max of a NaN are NaN
+        return
+    if len(values) == 0:
+        return
+    low, high = map(float, limits)
+    if not np.isfinite(low + high):
         tally.note("intensity_non_finite")
-        scale = config.intensity_scale or 1.0
-        values = np.where(np.isfinite(values), values, config.default_intensity / scale)
+        values[~np.isfinite(values)] = config.default_intensity / (config.intensity_scale or 1.0)
         low, high = float(values.min()), float(values.max())
-    if raw.dtype.kind == "f" and 0 < high <= 1.0 and config.intensity_scale == 1.0 and count > 100:
+    is_float, many = field.dtype.kind == "f", len(values) > 100
+    if is_float and 0 < high <= 1.0 and config.intensity_scale == 1.0 and many:
         tally.note("intensity_looks_like_0_to_1")
     if config.intensity_scale != 1.0:
-        values = values * np.float32(config.intensity_scale)
+        values *= np.float32(config.intensity_scale)
         low, high = low * config.intensity_scale, high * config.intensity_scale
     if low < 0.0 or high > config.intensity_clip * (1 + 1e-6):  # 1.0 x 255 may round up
         tally.note("intensity_out_of_range")
     if low < 0.0 or high > config.intensity_clip:
-        values = np.clip(values, np.float32(0.0), np.float32(config.intensity_clip))
-    return values
-
-
-def _to_float32(raw: np.ndarray) -> np.ndarray:
-    with np.errstate(over="ignore"):  # a huge float64 becomes Inf and is then dealt with
-        return raw.astype(np.float32)
+        np.clip(values, np.float32(0.0), np.float32(config.intensity_clip), out=values)
 
 
 def _ring(raw: np.ndarray | None, tally: _Tally) -> np.ndarray | None:
@@ -281,34 +321,51 @@ def _ring(raw: np.ndarray | None, tally: _Tally) -> np.ndarray | None:
     return raw.astype(np.int32, copy=False)
 
 
-def _time_lag(raw: np.ndarray | None, count: int, stamp_ns: int, tally: _Tally) -> np.ndarray:
-    """Return (N,) float32 seconds >= 0 before the stamp; see :func:`decode` for the rule."""
-    zeros = np.zeros(count, np.float32)
-    if raw is None or count == 0:
-        return zeros
-    if raw.dtype.kind == "f" and not np.isfinite(raw.min() + raw.max()):
+def _set_time_lag(
+    lag_s: np.ndarray,
+    raw: np.ndarray,
+    limits: tuple[Any, Any],
+    stamp_ns: int,
+    tally: _Tally,
+) -> None:
+    """Write seconds >= 0 before the stamp; see :func:`decode` for the rule.
+
+    Args:
+        lag_s: (N,) float32, overwritten.
+        raw: (N,) times as they are in the message, perhaps ``lag_s`` itself.
+        limits: Least and greatest of them, in their type; NaN where one is NaN.
+        stamp_ns: Header stamp.
+        tally: Told what is odd.
+    """
+    if len(raw) == 0:
+        return
+    if raw.dtype.kind == "f" and not np.isfinite(limits[0] + limits[1]):
         tally.note("time_non_finite")
         finite = np.isfinite(raw)
         if not finite.any():
-            return zeros
+            lag_s[:] = 0.0
+            return
         raw = np.where(finite, raw, raw[finite].max())
-    oldest, newest = float(raw.min()), float(raw.max())
+        limits = raw.min(), raw.max()
+    oldest, newest = map(float, limits)
     is_clock = raw.dtype.kind == "f" and newest >= _ABSOLUTE_TIME
     unit_s = _clock_unit_s(newest) if is_clock else 1.0 if raw.dtype.kind == "f" else 1e-9
     span_s = (newest - oldest) * unit_s
-    if span_s == 0.0:
-        return zeros
     if span_s > MAX_SCAN_S:
         tally.note("time_span_too_long")
-        return zeros
+    if span_s == 0.0 or span_s > MAX_SCAN_S:
+        lag_s[:] = 0.0
+        return
     stamp = stamp_ns * (1e-9 / unit_s) if is_clock else 0.0
     reference = stamp if 0.0 <= (stamp - newest) * unit_s <= MAX_SCAN_S else newest
     if reference != stamp:
         tally.note("time_from_newest_point")
-    lag = raw.astype(np.float64)
-    np.subtract(reference, lag, out=lag)
-    lag *= unit_s
-    return lag.astype(np.float32)
+    for start in range(0, len(raw), BLOCK_POINTS):
+        lag = raw[start : start + BLOCK_POINTS].astype(np.float64)
+        np.subtract(reference, lag, out=lag)
+        if unit_s != 1.0:
+            lag *= unit_s
+        lag_s[start : start + BLOCK_POINTS] = lag
 
 
 def _clock_unit_s(reading: float) -> float:

@@ -15,6 +15,7 @@ from driveRT_ros.core.bev_grid import occupancy
 from driveRT_ros.core.config import LidarConfig
 from driveRT_ros.core.frame import Detections, PointBatch
 from driveRT_ros.core.pipeline import LidarPipeline
+from driveRT_ros.core.rows import RowMaker, plain_rows
 from driveRT_ros.core.sweeps import SweepBuffer
 from driveRT_ros.io.cdr import detections_cdr
 from driveRT_ros.io.encode import encode_objects
@@ -78,14 +79,17 @@ class LidarHandler:
     Args:
         config: Everything the detector takes.
         pipeline: The detector, warmed up.
+        make_rows: Makes the memory that clouds are decoded into.
     """
 
     noun, notes_text = "cloud", NOTE_TEXT
 
-    def __init__(self, config: LidarConfig, pipeline: LidarPipeline) -> None:
+    def __init__(
+        self, config: LidarConfig, pipeline: LidarPipeline, make_rows: RowMaker = plain_rows
+    ) -> None:
         self.config = config
-        self._pipeline = pipeline
-        self._sweeps = SweepBuffer(config.densification_params)
+        self._pipeline, self._make_rows = pipeline, make_rows
+        self._sweeps = SweepBuffer(config.densification_params, make_rows)
         self.grid_files = GridFiles()
 
     def reconfigure(self, config: LidarConfig) -> None:
@@ -103,7 +107,7 @@ class LidarHandler:
         Raises:
             InvalidFrame: If it cannot be decoded.
         """
-        self._sweeps.push(decode(item.msg, config=self.config.input), item.T_world_lidar)
+        self._sweeps.push(self._decode(item), item.T_world_lidar)
 
     def handle(self, item: PosedCloud, wanted: Collection[str]) -> FrameResult:
         """Detect in one cloud.
@@ -117,7 +121,7 @@ class LidarHandler:
             InvalidFrame: If the cloud cannot be used; the next one can.
         """
         watch = Stopwatch()
-        cloud = decode(item.msg, config=self.config.input)
+        cloud = self._decode(item)
         decode_ms = watch.lap_ms()
         points = self._sweeps.push(cloud, item.T_world_lidar)
         sweeps_ms = watch.lap_ms()
@@ -143,6 +147,9 @@ class LidarHandler:
         }
         faults = self.grid_files.frame(cloud.stamp_ns, points, self.config)
         return lidar_result(item.msg, cloud, found, messages, stage_ms, faults)
+
+    def _decode(self, item: PosedCloud) -> PointBatch:
+        return decode(item.msg, config=self.config.input, make_rows=self._make_rows)
 
     def _encode(
         self,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import math
 
 import numpy as np
@@ -11,6 +12,7 @@ import torch
 from driveRT_ros.core.config import DensificationConfig
 from driveRT_ros.core.errors import InvalidFrame
 from driveRT_ros.core.frame import PointBatch
+from driveRT_ros.core.rows import pinned_rows, rows_for
 from driveRT_ros.core.sweeps import SweepBuffer, relative_transform
 
 STEP_NS = 50_000_000  # 20 Hz
@@ -186,6 +188,68 @@ def test_the_buffer_keeps_no_view_of_the_message():
     cloud.xyz[:] = 99.0
     assert points[0, 0] == 10.0
     assert sweeps.push(batch([[5, 0, 0]], STEP_NS), pose())[1, 0] == 10.0
+
+
+def with_rows(xyz, stamp_ns) -> PointBatch:
+    plain = batch(xyz, stamp_ns)
+    rows = np.column_stack([plain.xyz, plain.intensity, plain.time_lag_s])
+    columns = {"xyz": rows[:, :3], "intensity": rows[:, 3], "time_lag_s": rows[:, 4]}
+    return dataclasses.replace(plain, rows=rows, **columns)
+
+
+@pytest.mark.parametrize("num_past_frames", [0, 2])
+def test_rows_give_what_arrays_give_and_alone_they_are_not_copied(num_past_frames):
+    sweeps = [buffer(num_past_frames=num_past_frames) for _ in range(2)]
+    for k in range(4):
+        cloud = np.random.default_rng(k).uniform(-9, 9, (50, 3))
+        given = with_rows(cloud, k * STEP_NS)
+        joined = sweeps[0].push(given, pose(x=k, yaw=k))
+        assert torch.equal(joined, sweeps[1].push(batch(cloud, k * STEP_NS), pose(x=k, yaw=k)))
+        alone = k == 0 or num_past_frames == 0
+        assert np.shares_memory(joined.numpy(), given.rows) == alone
+        given.rows[:] = 99.0  # the buffer keeps no view of them
+
+
+def test_rows_that_the_arrays_no_longer_show_are_not_used():
+    given = with_rows([[10, 0, 0], [11, 0, 0]], 0)
+    for change in ({"xyz": given.xyz + 1}, {"intensity": given.intensity * 2}):
+        changed = dataclasses.replace(given, **change)
+        points = buffer().push(changed, pose()).numpy()
+        np.testing.assert_array_equal(points[:, :3], changed.xyz)
+        np.testing.assert_array_equal(points[:, 3], changed.intensity)
+    fewer = dataclasses.replace(
+        given, xyz=given.xyz[:1], intensity=given.intensity[:1], time_lag_s=given.time_lag_s[:1]
+    )
+    assert len(buffer().push(fewer, pose())) == 1
+
+
+def test_a_sweep_of_many_blocks_moves_as_one():
+    """Past points are moved block by block: the last, short one must not be forgotten."""
+    xyz = np.random.default_rng(1).uniform(-60, 60, (20_000, 3)).astype(np.float32)
+    xyz[:, 0] += np.where(xyz[:, 0] < 0, -2, 2)  # none is the vehicle
+    sweeps, there, here = buffer(), pose(x=3.0, yaw=0.3), pose(x=4.5, y=0.2, yaw=0.4)
+    sweeps.push(batch(xyz, 0), there)
+    points = sweeps.push(batch([], STEP_NS), here).numpy()
+    T = relative_transform(here, there)
+    want = xyz.astype(np.float64) @ T[:3, :3].T + T[:3, 3]
+    np.testing.assert_allclose(points[:, :3], want, rtol=0, atol=4e-6)
+
+
+@pytest.mark.gpu
+def test_rows_for_a_gpu_are_pinned_and_go_back_to_the_cache_of_torch():
+    first = rows_for(torch.device("cuda"))(1000)
+    assert torch.from_numpy(first).is_pinned() and first.shape == (1000, 5)
+    place = first.ctypes.data
+    del first
+    assert pinned_rows(900).ctypes.data == place
+
+
+def test_rows_are_of_ordinary_memory_where_cuda_refuses(monkeypatch):
+    def refuse(*args, **kwargs):
+        raise RuntimeError("CUDA error: unspecified launch failure")
+
+    monkeypatch.setattr(torch, "empty", refuse)
+    assert pinned_rows(7).shape == (7, 5)
 
 
 def test_clear_forgets_everything():

@@ -9,6 +9,7 @@ import torch
 from driveRT_ros.core.gpu import transfers
 from driveRT_ros.core.gpu.transfers import HEADER_WORDS, FrameInput, HostCopy
 from driveRT_ros.core.pipeline import _checked
+from driveRT_ros.core.rows import pinned_rows
 
 DEVICES = ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)]
 CAPACITY = 1000
@@ -57,6 +58,23 @@ def test_the_caller_may_change_its_points_at_once(frame):
 def test_points_of_any_strides_arrive(frame):
     wide = cloud(300).repeat(1, 2)[:, ::2]
     assert torch.equal(through_the_host(frame, wide).cpu(), wide)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("count", [0, 1, 500, CAPACITY])
+def test_pinned_rows_are_fetched_from_where_they_are_though_the_caller_lets_go(count):
+    words = torch.full((HEADER_WORDS + 5 * CAPACITY,), -7, dtype=torch.int32, device="cuda")
+    frame = FrameInput(words)
+    for turn in range(5):
+        rows = torch.from_numpy(pinned_rows(count))
+        rows.copy_(cloud(count) + turn)
+        want = rows.clone()
+        torch.cuda._sleep(2_000_000)  # what is fetched waits for about a millisecond
+        found = frame.load(rows)
+        del rows
+        torch.from_numpy(pinned_rows(count)).fill_(99.0)  # must not be the same memory
+        assert torch.equal(found.cpu(), want) and frame.num_points.item() == count
+        assert (frame.points[count:].view(torch.int32) == -7).all()
 
 
 @pytest.mark.parametrize("device", DEVICES)

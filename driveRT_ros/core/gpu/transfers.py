@@ -16,7 +16,8 @@ class FrameInput:
     """A cloud and its number of points, in one buffer of fixed address on the device.
 
     Clouds in host memory pass through pinned slots in turn, so that one can be written while the
-    last one is still fetched.
+    last one is still fetched. One that lies in pinned memory already, whole and float32, is fetched
+    from there.
 
     Args:
         words: (HEADER_WORDS + 5 * capacity,) int32 on the device.
@@ -31,19 +32,28 @@ class FrameInput:
         self._words, self._next = words, 0
         self.num_points, self.points = _parts(words)
         self._slots = [_Slot(words) for _ in range(slots)]
+        self._fetched = torch.cuda.Event() if words.device.type == "cuda" else None
+        self._fetching: torch.Tensor | None = None
 
     def load(self, points: torch.Tensor) -> torch.Tensor:
         """Enqueue a cloud on the current stream; return its rows on the device.
 
         Args:
             points: (N, 5) float32 or float64, N at most the capacity, on a device or the host;
-                they may change as soon as this returns.
+                they may change as soon as this returns; if pinned, once the stream is past it.
         """
         count, device = points.shape[0], self._words.device
         mine = self.points[:count]
         if points.device.type == device.type:
             mine.copy_(points)
             self.num_points.fill_(count)
+            return mine
+        if self._fetched is not None and _is_whole(points) and points.is_pinned():
+            self._fetched.synchronize()  # by the frame before
+            mine.copy_(points, non_blocking=True)
+            self.num_points.fill_(count)
+            self._fetched.record(torch.cuda.current_stream(device))
+            self._fetching = points  # must stay until then
             return mine
         slot = self._slots[self._next]
         self._next = (self._next + 1) % len(self._slots)
@@ -75,6 +85,10 @@ class _Slot:
             first = last
         if self._fetched is not None:
             self._fetched.record(torch.cuda.current_stream(target.device))
+
+
+def _is_whole(points: torch.Tensor) -> bool:
+    return points.dtype == torch.float32 and points.is_contiguous()
 
 
 def _parts(words: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
