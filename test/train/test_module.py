@@ -134,6 +134,34 @@ def test_the_gradient_of_the_whole_network_equals_finite_differences():
         assert (weight.grad * direction).sum().item() == pytest.approx(slope.item(), rel=2e-4), name
 
 
+@pytest.mark.parametrize("device", ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)])
+def test_halves_give_the_gradients_of_doubles_and_the_same_bits_again(device):
+    config = small_config()
+    features, coords, shape = voxels_of(config, (1, 2))
+
+    def gradients(module, rows, half):
+        module.train()
+        with torch.autocast(device, torch.bfloat16, enabled=half):
+            found = module(rows, coords.to(rows.device), shape)
+        loss = sum(v.double().sin().mean() for b in found.branches for v in b.values())
+        names, weights = zip(*module.named_parameters())
+        return dict(zip(names, torch.autograd.grad(loss, weights)))
+
+    exact = gradients(a_module(config, by_table=False), features, False)
+    first, second = (
+        gradients(
+            a_module(config, by_table=True).float().to(device), features.float().to(device), True
+        )
+        for _ in range(2)
+    )
+    for name, want in exact.items():
+        got = first[name].double().cpu()
+        assert torch.equal(first[name], second[name]), name
+        alike = torch.cosine_similarity(got.flatten(), want.flatten(), dim=0)
+        if want.ndim > 1 and want.norm() > 1e-3:
+            assert alike > 0.9, name
+
+
 def test_the_seed_alone_decides_the_first_weights():
     config = small_config().model
     states = [VoxelNeXtModule(config, seed).state_dict() for seed in (0, 0, 1)]
