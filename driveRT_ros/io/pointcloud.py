@@ -103,7 +103,7 @@ def decode(
         kept = _usable_rows(_axes(layout, roles, rows, origin_xyz), tally)
     kept = _thin(kept, layout.num_points, config.point_capacity, tally)
     if kept is not None:
-        rows = rows.take(kept, axis=0, out=make_rows(len(kept)), mode="clip")  # else it buffers
+        rows = _compacted(rows, kept)
     if limits is None or kept is not None:
         limits = column_range(rows)
     low, high = limits
@@ -214,7 +214,7 @@ def _axes(
     """
     fields = [roles[axis] for axis in "xyz"]
     if origin_xyz is None and all(np.can_cast(field.dtype, np.float32) for field in fields):
-        return [rows[:, k].copy() for k in range(3)]
+        return [rows[:, k] for k in range(3)]
     axes = layout.columns(fields)
     if origin_xyz is not None:
         axes = [a.astype(np.float64) - o for a, o in zip(axes, origin_xyz)]
@@ -252,10 +252,13 @@ def _usable_rows(axes: list[np.ndarray], tally: _Tally) -> np.ndarray | None:
 
 def _largest(axes: list[np.ndarray]) -> np.ndarray:
     """Return (N,) the largest absolute coordinate of each point; NaN where one is NaN."""
-    floats = [axis if axis.dtype.kind == "f" else axis.astype(np.float64) for axis in axes]
-    largest = np.abs(floats[0])
-    for axis in floats[1:]:
-        largest = np.maximum(largest, np.abs(axis))
+    kinds = (axis.dtype if axis.dtype.kind == "f" else np.float64 for axis in axes)
+    largest = np.zeros(len(axes[0]), np.result_type(*kinds))
+    for start in range(0, len(largest), BLOCK_POINTS):
+        block = largest[start : start + BLOCK_POINTS]
+        for axis in axes:
+            values = axis[start : start + BLOCK_POINTS].astype(largest.dtype)
+            np.maximum(block, np.abs(values, out=values), out=block)
     return largest
 
 
@@ -269,6 +272,14 @@ def _thin(
     tally.dropped["over_capacity"] = count - capacity
     kept = np.arange(capacity, dtype=np.int64) * count // capacity
     return kept if rows is None else rows[kept]
+
+
+def _compacted(rows: np.ndarray, kept: np.ndarray) -> np.ndarray:
+    """Move rows of ascending numbers to the front, in place, and return them."""
+    for start in range(0, len(kept), BLOCK_POINTS):
+        moved = rows.take(kept[start : start + BLOCK_POINTS], axis=0)
+        rows[start : start + len(moved)] = moved
+    return rows[: len(kept)]
 
 
 def _scale_intensity(
