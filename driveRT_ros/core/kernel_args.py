@@ -95,7 +95,7 @@ def argument_array(values: Sequence[KernelValue]) -> ctypes.Array:
 
 # ---- structs ------------------------------------------------------------------------------------
 
-_SCALARS = {"int": "i4", "u32": "u4", "float": "f4", "u64": "u8"}
+_SCALARS = {"int": "i4", "u32": "u4", "float": "f4", "double": "f8", "u64": "u8"}
 
 
 @functools.cache

@@ -78,8 +78,12 @@ def engine_builds(
 def pipeline_builds(
     config: LidarConfig, plan: Plan, capability: tuple[int, int]
 ) -> tuple[KernelBuild, ...]:
-    """Return what the engine compiles, and what fingerprints need; as :func:`engine_builds`."""
-    return (*engine_builds(config, plan, capability), KernelBuild("grid_ops_checksum"))
+    """Return what the engine compiles, and what sweeps and fingerprints need.
+
+    The arguments are those of :func:`engine_builds`.
+    """
+    beside = (KernelBuild("sweeps"), KernelBuild("grid_ops_checksum"))
+    return (*engine_builds(config, plan, capability), *beside)
 
 
 def builds_for(

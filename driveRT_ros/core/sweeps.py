@@ -19,15 +19,31 @@ from driveRT_ros.core.frame import PointBatch
 from driveRT_ros.core.rows import RowMaker, Rows, plain_rows
 
 FloatArray = npt.NDArray[np.float64]
+Floats = npt.NDArray[np.float32]
 _ROTATION_TOLERANCE = 1e-3
 _BLOCK_POINTS = 8192  # 400 KB of float64 before and after: within the second-level cache
 
 
-@dataclass(frozen=True)
-class _Sweep:
+@dataclass
+class Sweep:
+    """A past sweep.
+
+    Args:
+        stamp_ns: When.
+        T_world_lidar: (4, 4) where.
+        columns: (5, N) float32 points in its own LiDAR frame, without the vehicle itself.
+        there: The same on a device, where they were wanted there.
+    """
+
     stamp_ns: int
     T_world_lidar: FloatArray
-    columns: npt.NDArray[np.float32]  # (5, N) in its own LiDAR frame, without the ego vehicle
+    columns: Floats
+    there: torch.Tensor | None = None
+
+    @property
+    def count(self) -> int:
+        """Points."""
+        return self.columns.shape[1]
 
 
 def relative_transform(T_world_to: FloatArray, T_world_from: FloatArray) -> FloatArray:
@@ -62,7 +78,7 @@ class SweepBuffer:
 
     def __init__(self, config: DensificationConfig, make_rows: RowMaker = plain_rows) -> None:
         self._config, self._make_rows = config, make_rows
-        self._past: deque[_Sweep] = deque()  # newest first
+        self._past: deque[Sweep] = deque()  # newest first
         self._frame_id = ""
 
     def __len__(self) -> int:
@@ -93,18 +109,22 @@ class SweepBuffer:
         if self._config.num_past_frames:
             pose = None if T_world_lidar is None else _checked_pose(T_world_lidar)
             self._forget(batch, pose)
-        count, past = len(batch), sum(sweep.columns.shape[1] for sweep in self._past)
-        rows = batch.rows if past == 0 and _has_rows(batch) else None
+        return self._join(batch, pose)
+
+    def _join(self, batch: PointBatch, pose: FloatArray | None) -> torch.Tensor:
+        """Return a sweep with those before it, and remember it; not without a pose."""
+        count, past = len(batch), sum(sweep.count for sweep in self._past)
+        rows = batch.rows if past == 0 and has_rows(batch) else None
         if rows is None:
             rows = self._make_rows(count + past)
-            _fill(rows[:count], batch)
+            fill_rows(rows[:count], batch)
         if pose is not None:
             begin = count
             for sweep in self._past:
-                end = begin + sweep.columns.shape[1]
+                end = begin + sweep.count
                 _move(sweep, batch.stamp_ns, pose, rows[begin:end])
                 begin = end
-            self._keep(batch, pose, rows[:count])
+            self._remember(Sweep(batch.stamp_ns, pose, self._columns(rows[:count])))
         return torch.from_numpy(rows)
 
     def _forget(self, batch: PointBatch, pose: FloatArray | None) -> None:
@@ -123,19 +143,29 @@ class SweepBuffer:
         while self._past and batch.stamp_ns - self._past[-1].stamp_ns > limit_ns:
             self._past.pop()
 
-    def _keep(self, batch: PointBatch, pose: FloatArray, rows: Rows) -> None:
-        """Remember a sweep without the vehicle itself."""
+    def _columns(self, rows: Rows) -> Floats:
+        """Return a copy of a sweep without the vehicle itself, as columns."""
         columns = np.ascontiguousarray(rows.T)
         near = np.abs(columns[0]) < self._config.ego_radius_m
         near &= np.abs(columns[1]) < self._config.ego_radius_m
-        if near.any():
-            columns = columns.compress(~near, axis=1)
-        self._past.appendleft(_Sweep(batch.stamp_ns, pose, columns))
+        return columns.compress(~near, axis=1) if near.any() else columns
+
+    def _remember(self, sweep: Sweep) -> None:
+        self._past.appendleft(sweep)
         while len(self._past) > self._config.num_past_frames:
             self._past.pop()
 
 
-def _has_rows(batch: PointBatch) -> bool:
+def sweeps_for(config: DensificationConfig, device: torch.device) -> SweepBuffer:
+    """Return what joins sweeps on their way to a device; see :class:`SweepBuffer`."""
+    if device.type != "cuda":
+        return SweepBuffer(config)
+    from driveRT_ros.core.gpu.sweeps import DeviceSweepBuffer  # nothing a CPU needs
+
+    return DeviceSweepBuffer(config, device)
+
+
+def has_rows(batch: PointBatch) -> bool:
     """Tell whether ``batch.rows`` is what the other arrays show, and nobody replaced one."""
     rows = batch.rows
     if rows is None or rows.dtype != np.float32 or not rows.flags.c_contiguous:
@@ -151,8 +181,9 @@ def _has_rows(batch: PointBatch) -> bool:
     )
 
 
-def _fill(rows: Rows, batch: PointBatch) -> None:
-    if _has_rows(batch):
+def fill_rows(rows: Rows, batch: PointBatch) -> None:
+    """Write a sweep side by side."""
+    if has_rows(batch):
         rows[:] = batch.rows
         return
     for axis in range(3):  # by column, which is much faster than by row
@@ -160,7 +191,7 @@ def _fill(rows: Rows, batch: PointBatch) -> None:
     rows[:, 3], rows[:, 4] = batch.intensity, batch.time_lag_s
 
 
-def _move(sweep: _Sweep, stamp_ns: int, pose: FloatArray, out: Rows) -> None:
+def _move(sweep: Sweep, stamp_ns: int, pose: FloatArray, out: Rows) -> None:
     """Write a past sweep in the current LiDAR frame, with its age added to the time lag."""
     transform = relative_transform(pose, sweep.T_world_lidar)
     rotation, translation = transform[:3, :3].copy(), transform[:3, 3:]

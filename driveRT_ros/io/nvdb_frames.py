@@ -81,7 +81,7 @@ class GridFiles:
 
         Args:
             stamp_ns: Names the files.
-            points: (N, 5) float32 on the CPU; nobody may change them any more.
+            points: (N, 5) float32, on any device; nobody may change them any more.
             config: Where to write how often, and how points are voxelized.
 
         Returns:
@@ -108,7 +108,7 @@ class GridFiles:
         if not self.wait(0.0):
             return False
         self._thread = threading.Thread(
-            target=self._write, args=(stamp_ns, points, config), name="nanovdb", daemon=True
+            target=self._write, args=(stamp_ns, points.cpu(), config), name="nanovdb", daemon=True
         )
         self._thread.start()
         return True

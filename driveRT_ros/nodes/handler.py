@@ -10,13 +10,14 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
+import torch
 
 from driveRT_ros.core.bev_grid import occupancy
 from driveRT_ros.core.config import LidarConfig
 from driveRT_ros.core.frame import Detections, PointBatch
 from driveRT_ros.core.pipeline import LidarPipeline
-from driveRT_ros.core.rows import RowMaker, plain_rows
-from driveRT_ros.core.sweeps import SweepBuffer
+from driveRT_ros.core.rows import rows_for
+from driveRT_ros.core.sweeps import sweeps_for
 from driveRT_ros.io.cdr import detections_cdr
 from driveRT_ros.io.encode import encode_objects
 from driveRT_ros.io.messages import make_header
@@ -50,6 +51,8 @@ NOTE_TEXT = {
 }
 """What a note of a frame means for the user; other notes are only listed in the diagnostics."""
 
+_CPU = torch.device("cpu")
+
 
 @dataclass(frozen=True, eq=False)
 class PosedCloud:
@@ -79,17 +82,17 @@ class LidarHandler:
     Args:
         config: Everything the detector takes.
         pipeline: The detector, warmed up.
-        make_rows: Makes the memory that clouds are decoded into.
+        device: Where sweeps are joined; the pipeline takes them from anywhere.
     """
 
     noun, notes_text = "cloud", NOTE_TEXT
 
     def __init__(
-        self, config: LidarConfig, pipeline: LidarPipeline, make_rows: RowMaker = plain_rows
+        self, config: LidarConfig, pipeline: LidarPipeline, device: torch.device = _CPU
     ) -> None:
         self.config = config
-        self._pipeline, self._make_rows = pipeline, make_rows
-        self._sweeps = SweepBuffer(config.densification_params, make_rows)
+        self._pipeline, self._make_rows = pipeline, rows_for(device)
+        self._sweeps = sweeps_for(config.densification_params, device)
         self.grid_files = GridFiles()
 
     def reconfigure(self, config: LidarConfig) -> None:
@@ -155,7 +158,7 @@ class LidarHandler:
         self,
         cloud: PointBatch,
         found: Detections,
-        points: Any,
+        points: torch.Tensor,
         wanted: Collection[str],
         T_ego_lidar: np.ndarray | None,
     ) -> dict[str, Any]:

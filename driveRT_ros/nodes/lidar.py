@@ -11,7 +11,6 @@ from sensor_msgs.msg import PointCloud2
 from driveRT_ros.core.config import LidarConfig
 from driveRT_ros.core.kernel_builds import KernelBuild, builds_for
 from driveRT_ros.core.pipeline import LidarPipeline
-from driveRT_ros.core.rows import rows_for
 from driveRT_ros.core.stages import device_named
 from driveRT_ros.models.shipped import with_shipped_weights
 from driveRT_ros.nodes.diagnostics import statuses
@@ -47,7 +46,7 @@ class LidarNode(PerceptionNode):
 
     def make_handler(self, config: LidarConfig, pipeline: LidarPipeline) -> LidarHandler:
         """Return the handler of clouds."""
-        return LidarHandler(config, pipeline, rows_for(device_named(config.device)))
+        return LidarHandler(config, pipeline, device_named(config.device))
 
     def make_session(self) -> LidarSession:
         """Open the topics."""

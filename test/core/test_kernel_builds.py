@@ -5,14 +5,17 @@ from __future__ import annotations
 import threading
 import time
 
+import numpy as np
 import pytest
 import torch
 
 from driveRT_ros.core import kernel_builds
-from driveRT_ros.core.config import LidarConfig
+from driveRT_ros.core.config import DensificationConfig, LidarConfig
 from driveRT_ros.core.errors import DeviceError
-from driveRT_ros.core.gpu import backbone, frame_maps, grid_ops, heads
+from driveRT_ros.core.frame import PointBatch
+from driveRT_ros.core.gpu import backbone, frame_maps, grid_ops, heads, sweeps
 from driveRT_ros.core.gpu.front_end import make_engine
+from driveRT_ros.core.gpu.sweeps import DeviceSweepBuffer
 from driveRT_ros.core.kernel_builds import (
     KernelBuild,
     compile_builds,
@@ -61,8 +64,21 @@ def test_all_that_the_engine_compiles_is_known_before(
     assert set(builds) == asked
 
 
-def test_what_fingerprints_need_is_compiled_ahead_too() -> None:
+def test_what_sweeps_and_fingerprints_need_is_compiled_ahead_too(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     asked = set()
+
+    def kernel(stem: str, *_: object, **how: object) -> engine.ShimKernel:
+        asked.add(stem)
+        return engine.ShimKernel(stem, *_, **how)
+
+    monkeypatch.setattr(sweeps, "Kernel", kernel)
+    buffer = DeviceSweepBuffer(DensificationConfig(), torch.device("cpu"))
+    for stamp_ns in (0, 1):
+        cloud = PointBatch(np.ones((9, 3)), np.ones(9), np.ones(9), None, stamp_ns, "lidar")
+        buffer.push(cloud, np.eye(4))
+    assert asked
     grid_ops.crc32(torch.ones(9), run=lambda stem, *_, **__: asked.add(stem), resident=1)
     config = LidarConfig()
     given = config, default_plan(config.model.channels, (9, 0)), (9, 0)

@@ -12,8 +12,9 @@ import torch
 from driveRT_ros.core.config import DensificationConfig
 from driveRT_ros.core.errors import InvalidFrame
 from driveRT_ros.core.frame import PointBatch
+from driveRT_ros.core.gpu.sweeps import DeviceSweepBuffer
 from driveRT_ros.core.rows import pinned_rows, rows_for
-from driveRT_ros.core.sweeps import SweepBuffer, relative_transform
+from driveRT_ros.core.sweeps import SweepBuffer, relative_transform, sweeps_for
 
 STEP_NS = 50_000_000  # 20 Hz
 
@@ -233,6 +234,17 @@ def test_a_sweep_of_many_blocks_moves_as_one():
     T = relative_transform(here, there)
     want = xyz.astype(np.float64) @ T[:3, :3].T + T[:3, 3]
     np.testing.assert_allclose(points[:, :3], want, rtol=0, atol=4e-6)
+
+
+@pytest.mark.parametrize(("device", "kind"), [("cpu", SweepBuffer), ("cuda", DeviceSweepBuffer)])
+def test_sweeps_are_joined_where_they_are_wanted(device, kind):
+    assert type(sweeps_for(DensificationConfig(), torch.device(device))) is kind
+
+
+def test_points_that_are_not_numbers_are_not_taken_for_the_vehicle():
+    sweeps = buffer()
+    sweeps.push(batch([[np.nan, 0, 0], [0.1, 0.1, 0], [0.1, np.nan, 0]], 0), pose())
+    assert len(sweeps.push(batch([], STEP_NS), pose())) == 2
 
 
 @pytest.mark.gpu

@@ -102,7 +102,7 @@ def heads():
 
 def configurations():
     """Return (source, constants, architectures) of everything that ships."""
-    for stem in ("levels", "voxelize", "coordmap"):
+    for stem in ("sweeps", "levels", "voxelize", "coordmap"):
         yield stem, {}, ARCHITECTURES
     for half in (0, 1):
         yield "bev_merge", {"HALF": half}, ARCHITECTURES

@@ -1,0 +1,127 @@
+"""Past sweeps that stay on a GPU: a frame brings its own sweep there, and one kernel moves them."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+from driveRT_ros.core.config import DensificationConfig
+from driveRT_ros.core.cuda import Kernel
+from driveRT_ros.core.device_faults import device_fault
+from driveRT_ros.core.frame import PointBatch
+from driveRT_ros.core.kernel_args import struct_values
+from driveRT_ros.core.rows import rows_for
+from driveRT_ros.core.sparse_types import NUM_FEATURES
+from driveRT_ros.core.sweeps import (
+    FloatArray,
+    Sweep,
+    SweepBuffer,
+    fill_rows,
+    has_rows,
+    relative_transform,
+)
+
+_THREADS, _MAX_BLOCKS = 256, 256
+_SWEEPS = 16  # of a launch: as in kernels/sweeps.cu
+
+Run = Callable[..., None]
+"""Launches ``(kernel, grid, threads, *arguments)``."""
+
+_WRECKS: list[Any] = []  # pinned memory that a lost context was given: freeing it may abort
+
+
+class DeviceSweepBuffer(SweepBuffer):
+    """The rules of :class:`~driveRT_ros.core.sweeps.SweepBuffer`; the result lies on a GPU.
+
+    Nothing waits for the GPU where sweeps come in pinned memory; they may change once the stream is
+    past the push. Where the GPU fails, the sweeps are joined on the host, which keeps them too, and
+    the result lies there; what ails the GPU, its next frame tells.
+
+    Args:
+        config: The limits.
+        device: CUDA device.
+        run: Launches a kernel; by default on ``device``.
+    """
+
+    def __init__(
+        self, config: DensificationConfig, device: torch.device, run: Run | None = None
+    ) -> None:
+        super().__init__(config)
+        self._device, self._run = device, run or _launcher(device)
+        self._make_pinned, self._lost = rows_for(device), False
+
+    def _join(self, batch: PointBatch, pose: FloatArray | None) -> torch.Tensor:
+        if self._lost:
+            return super()._join(batch, pose)
+        try:
+            return self._joined_there(batch, pose)
+        except Exception as error:
+            fault = device_fault(error)
+            if fault is None:
+                raise
+            self._lost = fault.context_lost
+            if self._lost:
+                _WRECKS.append((error, batch, [sweep.there for sweep in self._past]))
+        for sweep in self._past:
+            sweep.there = None  # what came of it is not known
+        return super()._join(batch, pose)
+
+    def _joined_there(self, batch: PointBatch, pose: FloatArray | None) -> torch.Tensor:
+        count, past = len(batch), sum(sweep.count for sweep in self._past)
+        rows = batch.rows if has_rows(batch) else None
+        if rows is None:
+            rows = self._make_pinned(count)
+            fill_rows(rows, batch)
+        joined = torch.empty((count + past, NUM_FEATURES), device=self._device)
+        joined[:count].copy_(torch.from_numpy(rows), non_blocking=True)
+        if pose is None:
+            return joined
+        moves: list[dict[str, Any]] = []
+        begin = count
+        for sweep in self._past:
+            end = begin + sweep.count
+            moves.append(
+                {
+                    "columns": self._there(sweep),
+                    "moved": joined[begin:end],
+                    "count": sweep.count,
+                    "age_s": (batch.stamp_ns - sweep.stamp_ns) * 1e-9,
+                    "transform": relative_transform(pose, sweep.T_world_lidar)[:3].ravel(),
+                }
+            )
+            begin = end
+        for first in range(0, len(moves), _SWEEPS):
+            self._move(moves[first : first + _SWEEPS])
+        sweep = Sweep(batch.stamp_ns, pose, self._columns(rows))
+        self._there(sweep)  # on its way while the frame is worked on
+        self._remember(sweep)
+        return joined
+
+    def _there(self, sweep: Sweep) -> torch.Tensor:
+        if sweep.there is None:
+            columns = torch.from_numpy(sweep.columns)
+            if self._device.type == "cuda":
+                columns = columns.pin_memory()  # from pageable memory the copy would wait
+            sweep.there = columns.to(self._device, non_blocking=True)
+        return sweep.there
+
+    def _move(self, moves: list[dict[str, Any]]) -> None:
+        most = max(move["count"] for move in moves)
+        grid = (min(-(-most // _THREADS), _MAX_BLOCKS), len(moves))
+        self._run(
+            "move_sweeps", grid, _THREADS, struct_values("sweeps.cu", "Sweep", moves, _SWEEPS)
+        )
+
+
+def _launcher(device: torch.device) -> Run:
+    @functools.cache
+    def kernel(name: str) -> Kernel:
+        return Kernel("sweeps", name, device=device)
+
+    def run(name: str, grid: tuple[int, int], block: int, *args: object) -> None:
+        kernel(name).bind(grid, block, *args)()
+
+    return run
