@@ -25,13 +25,15 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import torch
 
 REPO = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(REPO))
 
 from driveRT_ros.core.config import DensificationConfig  # noqa: E402
 from driveRT_ros.core.frame import PointBatch  # noqa: E402
-from driveRT_ros.core.sweeps import SweepBuffer  # noqa: E402
+from driveRT_ros.core.rows import rows_for  # noqa: E402
+from driveRT_ros.core.sweeps import SweepBuffer, sweeps_for  # noqa: E402
 from driveRT_ros.io.encode import encode_pointcloud  # noqa: E402
 from driveRT_ros.io.pointcloud import decode  # noqa: E402
 from driveRT_ros.io.typestore import message_type  # noqa: E402
@@ -97,9 +99,16 @@ def check(name: str, message: Any, points: dict[str, np.ndarray]) -> None:
     np.testing.assert_array_equal(decode(message).xyz, expected, name)
 
 
-def join(batch: PointBatch, past: int, repeats: int) -> dict[str, float]:
-    """Time the join of a sweep at 20 Hz, from a vehicle that drives and turns."""
-    sweeps = SweepBuffer(DensificationConfig(num_past_frames=past))
+def join(batch: PointBatch, past: int, repeats: int, device: torch.device) -> dict[str, float]:
+    """Time the join of a sweep at 20 Hz, from a vehicle that drives and turns.
+
+    On a GPU, until the points lie there.
+    """
+    sweeps = sweeps_for(DensificationConfig(num_past_frames=past), device)
+    rows = rows_for(device)(len(batch))
+    rows[:, :3], rows[:, 3], rows[:, 4] = batch.xyz, batch.intensity, batch.time_lag_s
+    views = {"xyz": rows[:, :3], "intensity": rows[:, 3], "time_lag_s": rows[:, 4], "rows": rows}
+    batch = dataclasses.replace(batch, **views)
     frames = itertools.count()
 
     def push() -> None:
@@ -108,6 +117,8 @@ def join(batch: PointBatch, past: int, repeats: int) -> dict[str, float]:
         pose[:2, :2] = [[np.cos(yaw), -np.sin(yaw)], [np.sin(yaw), np.cos(yaw)]]
         pose[0, 3] = 0.5 * k
         sweeps.push(dataclasses.replace(batch, stamp_ns=1 + 50_000_000 * k), pose)
+        if device.type == "cuda":
+            torch.cuda.synchronize(device)
 
     for _ in range(past):
         push()
@@ -158,7 +169,12 @@ def main() -> int:
         stamp_ns=1,
         frame_id="lidar",
     )
-    joined = {f"{past} past sweeps": join(batch, past, args.repeats) for past in (0, 9)}
+    devices = ["cpu", "cuda"] if torch.cuda.is_available() else ["cpu"]
+    joined = {
+        f"{past} past sweeps, {device}": join(batch, past, args.repeats, torch.device(device))
+        for past in (0, 9)
+        for device in devices
+    }
     encoded = {
         "xyzi (rosbags)": best_of(args.repeats, lambda: encode_pointcloud(batch, message_type))
     }

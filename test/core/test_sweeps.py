@@ -251,9 +251,8 @@ def test_points_that_are_not_numbers_are_not_taken_for_the_vehicle():
 def test_rows_for_a_gpu_are_pinned_and_go_back_to_the_cache_of_torch():
     first = rows_for(torch.device("cuda"))(1000)
     assert torch.from_numpy(first).is_pinned() and first.shape == (1000, 5)
-    place = first.ctypes.data
     del first
-    assert pinned_rows(900).ctypes.data == place
+    assert len({pinned_rows(1000).ctypes.data for _ in range(100)}) < 10
 
 
 def test_rows_are_of_ordinary_memory_where_cuda_refuses(monkeypatch):
