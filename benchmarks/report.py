@@ -1,6 +1,6 @@
-"""Turn a result of ``bench_sparse_gpu.py`` into the tables of ``kernels/README.md``.
+"""Turn results of benchmarks on a GPU into the tables of ``kernels/README.md``.
 
-    python benchmarks/report.py                 # print the tables of the newest result
+    python benchmarks/report.py                 # print the tables of the newest results
     python benchmarks/report.py --write         # put them between the markers of the README
 
 No number of those tables is typed by hand: a test compares them with the result file.
@@ -12,27 +12,28 @@ import argparse
 import json
 import math
 import sys
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
 
 REPO = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(REPO))
 
+from benchmarks.report_operators import grid_tables, markdown, pool_tables  # noqa: E402
 from driveRT_ros.bench.table import device_us  # noqa: E402
 
 RESULTS = REPO / "benchmarks" / "results"
 README = REPO / "kernels" / "README.md"
-BEGIN, END = "<!-- results:sparse -->", "<!-- /results -->"
+END = "<!-- /results -->"
 OURS = "ours fp32"
 PRECISIONS = ("fp32", "fp16")
 """Of the tables by stage."""
 Table = dict[str, Any]
 
 
-def newest(folder: Path = RESULTS) -> Path | None:
-    """Return the result with the latest date, or None."""
-    found = sorted(folder.glob("sparse-*.json"))
+def newest(folder: Path = RESULTS, suite: str = "sparse") -> Path | None:
+    """Return the result of a suite with the latest date, or None."""
+    found = sorted(folder.glob(f"{suite}-*.json"))
     return max(found, key=lambda path: (load(path)["date"], path.name), default=None)
 
 
@@ -82,7 +83,7 @@ def whole_table(frames: Table) -> str:
             continue
         cells = [_whole_cell(frame, candidate) for frame in frames.values()]
         lines.append([candidate, *cells])
-    return _markdown(head, lines)
+    return markdown(head, lines)
 
 
 def _candidates(frames: Iterable[Table]) -> list[str]:
@@ -137,7 +138,7 @@ def stage_table(name: str, frame: Table, precision: str) -> str:
             other = theirs.get(stage, {}).get("median")
             line += [f"{other:.1f}", f"{other / mine:.2f}"] if other else ["", ""]
         lines.append(line)
-    return _markdown(head, lines)
+    return markdown(head, lines)
 
 
 def _fastest(everyone: Table, prefix: str) -> str:
@@ -177,38 +178,52 @@ def facts(report: Table, frames: Table) -> str:
     return "\n".join(lines)
 
 
-def _markdown(head: list[str], lines: list[list[str]]) -> str:
-    rows = [head, ["---"] * len(head), *lines]
-    return "\n".join("| " + " | ".join(row) + " |" for row in rows)
+SUITES: dict[str, Callable[[Table, str], str]] = {
+    "sparse": tables,
+    "bevpool": pool_tables,
+    "grid": grid_tables,
+}
+"""What makes the tables of a result, by its suite."""
 
 
-def with_tables(text: str, new: str) -> str:
-    """Return a README with what lies between the markers replaced.
+def begin(suite: str) -> str:
+    """Return the marker before the tables of a suite."""
+    return f"<!-- results:{suite} -->"
+
+
+def with_tables(text: str, new: str, suite: str) -> str:
+    """Return a README with what lies between the markers of a suite replaced.
 
     Raises:
-        ValueError: If the markers are not there, once each and in order.
+        ValueError: If the markers are not there, the first once, and in order.
     """
-    if text.count(BEGIN) != 1 or text.count(END) != 1 or text.index(BEGIN) > text.index(END):
-        raise ValueError(f"The text needs one '{BEGIN}' and, after it, one '{END}'.")
-    before, rest = text.split(BEGIN)
-    return f"{before}{BEGIN}\n{new}\n{END}{rest.split(END)[1]}"
+    before, marker, rest = text.partition(begin(suite))
+    _, end, after = rest.partition(END)
+    if text.count(begin(suite)) != 1 or not end:
+        raise ValueError(f"The text needs one '{begin(suite)}' and, after it, one '{END}'.")
+    return f"{before}{marker}\n{new}\n{end}{after}"
 
 
 def main() -> None:
     """Print or write the tables."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("result", nargs="?", type=Path, help="by default the newest")
+    parser.add_argument("results", nargs="*", type=Path, help="by default the newest of each suite")
     parser.add_argument("--write", action="store_true", help="change kernels/README.md")
     options = parser.parse_args()
-    path = options.result or newest()
-    if path is None:
+    paths = options.results or [path for suite in SUITES if (path := newest(suite=suite))]
+    if not paths:
         sys.exit(f"There is no result in {RESULTS}; run bench_sparse_gpu.py on a GPU first.")
-    new = tables(load(path), path.name)
+    text = README.read_text(encoding="utf-8")
+    for path in paths:
+        result = load(path)
+        suite = result["suite"]
+        new = SUITES[suite](result, path.name)
+        if options.write:
+            text = with_tables(text, new, suite)
+        else:
+            print(new, end="\n\n")
     if options.write:
-        text = README.read_text(encoding="utf-8")
-        README.write_text(with_tables(text, new), encoding="utf-8")
-    else:
-        print(new)
+        README.write_text(text, encoding="utf-8")
 
 
 if __name__ == "__main__":

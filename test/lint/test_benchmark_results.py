@@ -113,10 +113,14 @@ def test_a_sparse_result_holds_clocks_and_a_check_beside_every_time(path):
 
 def test_the_tables_of_the_kernels_are_those_of_the_newest_result():
     text = report.README.read_text()
-    path = report.newest()
-    between = text.split(report.BEGIN)[1].split(report.END)[0].strip()
-    expected = report.tables(report.load(path), path.name) if path else ""
-    assert between == expected, "run: python benchmarks/report.py --write"
+    for suite, tables in report.SUITES.items():
+        path = report.newest(suite=suite)
+        if path is None:
+            assert report.begin(suite) not in text
+            continue
+        between = text.split(report.begin(suite))[1].split(report.END)[0].strip()
+        expected = tables(report.load(path), path.name)
+        assert between == expected, "run: python benchmarks/report.py --write"
 
 
 # ---- the report ---------------------------------------------------------------------------------
@@ -172,12 +176,40 @@ def test_the_newest_result_is_the_one_with_the_latest_date(tmp_path):
 
 
 def test_tables_are_put_between_the_markers_and_nowhere_else():
-    text = f"above\n{report.BEGIN}\nold\n{report.END}\nbelow\n"
-    once = report.with_tables(text, "new")
-    assert once == f"above\n{report.BEGIN}\nnew\n{report.END}\nbelow\n"
-    assert report.with_tables(once, "new") == once
+    other = f"{report.begin('grid')}\nkept\n{report.END}\n"
+    text = f"{other}above\n{report.begin('sparse')}\nold\n{report.END}\nbelow\n"
+    once = report.with_tables(text, "new", "sparse")
+    assert once == text.replace("old", "new")
+    assert report.with_tables(once, "new", "sparse") == once
     with pytest.raises(ValueError, match="results:sparse"):
-        report.with_tables("no markers", "new")
+        report.with_tables("no markers", "new", "sparse")
+
+
+def test_pooling_shows_every_format_beside_its_baselines_and_the_floor():
+    contenders = {
+        "tiles fp16": {"warm_us": times(6.0)},
+        "V3-style fp16": {"warm_us": times(60.0)},
+        "tiles fp8": {"warm_us": times(5.0)},
+    }
+    floor = {"fp16": {"us": 1.6}, "fp8": {"us": 1.5}}
+    case = {"points": 209167, "channels": 80, "floor": floor, "contenders": contenders}
+    origin = dict.fromkeys(("gpu", "driver", "torch", "date", "commit"), "x")
+    text = report.pool_tables({**origin, "cases": {"canonical": case}}, "bevpool-x.json")
+    line = "| canonical, fp16 | 209,167 | 80 | 6.0 |  |  | 60.0 (10.0×) |  | 1.6 |"
+    assert line in text and "| canonical, fp8 | 209,167 | 80 | 5.0 |  |  |  |  | 1.5 |" in text
+
+
+def test_operators_on_grids_show_peers_over_both_ways_to_call_ours():
+    ours = {"graph_us": times(17.0), "wall_us": times(110.0), "repeated_us": times(38.0)}
+    ours |= {"gb_per_s": 542.0, "of_read": 0.12}
+    peer = {"wall_us": times(220.0), "over_ours": {"wall_us": 2.0, "repeated_us": 5.79}}
+    operators = {"checksum": ours, "after: checksum": peer, "after: checksum, allocating": peer}
+    origin = dict.fromkeys(("gpu", "driver", "torch", "date", "commit"), "x")
+    result = {**origin, "grids": {"fog, 7 MB": {"operators": operators}}}
+    result["ceilings"] = {"copy_tb_per_s": 2.7, "read_tb_per_s": 4.45}
+    text = report.grid_tables(result, "grid-x.json")
+    line = "| fog, 7 MB, checksum | 17.0 | 542 | 12% | 110.0 | 38.0 | 220.0 (2.0×, 5.8×) |"
+    assert line in text and "allocating" not in text
 
 
 # ---- kernel sums --------------------------------------------------------------------------------
