@@ -34,10 +34,13 @@ class Repeated(Generic[Result]):
             from driveRT_ros.core.gpu.replay import captured  # needs a driver
 
             with torch.cuda.device(device):
-                self._graph = captured(self._keep)
+                kept: list[Result] = []  # not on self: the graph would keep that alive
 
-    def _keep(self) -> None:
-        self._result = self._work()
+                def keep() -> None:
+                    kept[:] = [work()]
+
+                self._graph = captured(keep)
+                self._result = kept[0]
 
     def __call__(self) -> Result:
         """Enqueue the work; every call returns the same tensors, so it overwrites the last."""

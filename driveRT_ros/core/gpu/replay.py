@@ -7,15 +7,26 @@ from collections.abc import Callable
 import torch
 
 
-def captured(work: Callable[[], None]) -> torch.cuda.CUDAGraph:
-    """Return ``work`` as a CUDA graph, after it ran twice."""
+class WorkGraph(torch.cuda.CUDAGraph):
+    """A CUDA graph that keeps the work which it replays, and so every tensor that it uses.
+
+    A CUDA graph alone holds addresses: what they name may be freed, given to others and, as the
+    next capture returns unused memory to the driver, unmapped.
+    """
+
+    work: Callable[[], None]
+
+
+def captured(work: Callable[[], None]) -> WorkGraph:
+    """Return ``work`` as a CUDA graph, after it ran twice; it keeps what ``work`` refers to."""
     stream = torch.cuda.Stream()
     stream.wait_stream(torch.cuda.current_stream())
     with torch.cuda.stream(stream):
         work()
         work()
     torch.cuda.synchronize()
-    graph = torch.cuda.CUDAGraph()
+    graph = WorkGraph()
+    graph.work = work
     with torch.cuda.graph(graph, stream=stream):
         work()
     torch.cuda.synchronize()
