@@ -6,6 +6,9 @@ One layer with random operands, as a frame runs it: the convolution and, where t
 groups, the sum of the groups. Every candidate is compared with float64 and run twice for equal
 bytes first. Then all candidates and cuBLAS (fp32, one product of as many operations) take turns:
 ten layers in one graph, median over the rounds. The ratio is over cuBLAS.
+
+The JSON file is written after each layer and before each candidate, whose name is its ``at``: where
+a fault ends the process, it says which one was at hand and has the layers before.
 """
 
 from __future__ import annotations
@@ -55,6 +58,36 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--all", action="store_true", help="print every candidate, not the best")
     parser.add_argument("--output", type=Path, help="JSON file to write")
     return parser.parse_args()
+
+
+class Report:
+    """What was measured so far, and what is at hand.
+
+    Args:
+        path: JSON file; None writes nothing.
+        values: What the file begins with.
+    """
+
+    def __init__(self, path: Path | None, values: dict[str, Any]) -> None:
+        self._path = path
+        self.values: dict[str, Any] = {**values, "at": None, "runs": []}
+
+    def at(self, where: str, doing: str, tactic: str, *, save: bool = True) -> None:
+        """Say what comes next."""
+        self.values["at"] = {"layer": where, "doing": doing, "tactic": tactic}
+        if save:
+            self.save()
+
+    def add(self, run: dict[str, Any]) -> None:
+        """Keep the results of a layer."""
+        self.values["runs"].append(run)
+        self.values["at"] = None
+        self.save()
+
+    def save(self) -> None:
+        """Write the file."""
+        if self._path:
+            self._path.write_text(json.dumps(self.values, indent=1) + "\n", encoding="utf-8")
 
 
 class Run:
@@ -164,28 +197,38 @@ def compile_all(choices: dict[str, tuple[ConvTactic, ...]], layers: dict[str, An
         list(threads.map(compile_one, jobs))
 
 
-def bench(layer: Layer, maps: Maps, tactics: tuple[ConvTactic, ...]) -> list[dict[str, Any]]:
-    """Check and time the candidates of one layer; the first record is of cuBLAS."""
+def bench(
+    layer: Layer, maps: Maps, tactics: tuple[ConvTactic, ...], report: Report, where: str
+) -> list[dict[str, Any]]:
+    """Check and time the candidates of one layer; the first record is of cuBLAS.
+
+    Raises:
+        RuntimeError: If a candidate ended the work of the device: no other can run after it.
+    """
     expected = layer.expected("F64")
     groups = max(tactic.groups for tactic in tactics)
     capacity = maps.get(3, 64).domains[layer.name].shape.row_capacity
     part = torch.empty(groups * capacity, layer.c_out, device="cuda")
-    graphs, runs = {"cuBLAS": cublas(layer)}, []
+    report.at(where, "capture", "cuBLAS")
+    graphs = {"cuBLAS": cublas(layer)}
     records: list[dict[str, Any]] = [{"tactic": "cuBLAS", "error": None}]
     for tactic in tactics:
         name = describe(tactic)
+        report.at(where, "check", name)
         try:
-            runs.append(Run(layer, tactic, maps.get(tactic.groups, tactic.tile_rows), part))
-            error = runs[-1].error(expected)
+            run = Run(layer, tactic, maps.get(tactic.groups, tactic.tile_rows), part)
+            error = run.error(expected)
         except (DriveRTError, RuntimeError) as fault:
+            torch.cuda.synchronize()  # raises where nothing can run any more
             records.append({"tactic": name, "error": None, "fault": str(fault)})
             continue
         records.append({"tactic": name, "error": error})
         if error <= TOLERANCE[tactic.arithmetic]:
-            graphs[name] = captured(runs[-1])
+            graphs[name] = captured(run)
     times: dict[str, list[float]] = {name: [] for name in graphs}
-    for _ in range(ROUNDS):
+    for turn in range(ROUNDS):
         for name, graph in graphs.items():
+            report.at(where, "replay", name, save=turn == 0)
             times[name] += replay_times(graph, 1, REPLAYS)
     medians = {name: statistics.median(found) / LAUNCHES for name, found in times.items()}
     for record in records:
@@ -213,20 +256,29 @@ def show(where: str, records: list[dict[str, Any]], default: str, every: bool) -
 
 
 def main() -> None:
-    """Print one table a layer and frame."""
+    """Run it; where it ends early, say at which candidate."""
     options = arguments()
     if not torch.cuda.is_available():
         sys.exit(f"torch {torch.__version__} finds no CUDA device; this benchmark needs one.")
+    report = Report(options.output, {"machine": machine(), "clocks": clocks("start")})
+    try:
+        bench_all(options, report)
+    except BaseException:
+        report.save()
+        print(f"ended at {report.values['at']}", file=sys.stderr)
+        raise
+
+
+def bench_all(options: argparse.Namespace, report: Report) -> None:
+    """Print one table a layer and frame."""
     config, capability = LidarConfig(), torch.cuda.get_device_capability()
-    channels = config.model.channels
+    channels, names = config.model.channels, options.layers.split(",")
     plan, layers = default_plan(channels, capability), domain_layers(channels)
-    names = options.layers.split(",")
     choices = {
         name: (plan.tactics[name], *candidates(*layers[name], "fp32", capability)) for name in names
     }
     choices = {name: tuple(dict.fromkeys(tactics)) for name, tactics in choices.items()}
     compile_all(choices, layers)
-    report: dict[str, Any] = {"machine": machine(), "clocks": clocks("start"), "runs": []}
     for frame in load_frames(options.frames.split(","), options.data, config):
         maps = Maps(config, frame.points)
         base = maps.get(3, 64)
@@ -235,12 +287,10 @@ def main() -> None:
             rows = int(base.levels[domain.shape.out_level].counts[1])
             in_rows = int(base.levels[domain.shape.in_level].counts[1])
             layer = Layer(name, sources_of(domain, rows), in_rows, *layers[name][:2])
-            records = bench(layer, maps, choices[name])
             where = f"{name} of frame {frame.name}: {rows} rows, {layer.flops / 1e9:.2f} GFLOP"
+            records = bench(layer, maps, choices[name], report, where)
             show(where, records, describe(plan.tactics[name]), options.all)
-            report["runs"].append({"frame": frame.name, "layer": name, "candidates": records})
-    if options.output:
-        options.output.write_text(json.dumps(report, indent=1) + "\n", encoding="utf-8")
+            report.add({"frame": frame.name, "layer": name, "candidates": records})
 
 
 if __name__ == "__main__":
