@@ -124,7 +124,7 @@ def model_status(
     Args:
         health: State of the node, locked.
         weights: What runs; None before configure.
-        precision: Its arithmetic.
+        precision: Its arithmetic on the device that was configured.
         capacity: Room by the name of a high-water mark.
         plan_note: Why the Plan that was asked for is not used, or "".
     """
@@ -133,7 +133,8 @@ def model_status(
     values: dict[str, Any] = {
         "weights_source": weights.source,
         "weights_sha256": weights.sha256,
-        "precision": precision,
+        # On a CPU, which also stands in for a GPU that failed, everything is float32.
+        "precision": "fp32" if health.state.device == "cpu" else precision,
         "device": health.state.device,
         "notes": ", ".join(health.state.notes),
     }

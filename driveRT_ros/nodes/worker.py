@@ -52,14 +52,15 @@ class Worker:
         self._mailbox, self._handler, self._outputs = mailbox, handler, outputs
         self._health, self._logger = health, logger
         self._lead = f"A {handler.noun} is dropped"
-        self._next_config: Any = None
+        self._wanted_config: Any = None
+        self._config: Any = None  # of the handler, where it was changed
         # A daemon, because a library call cannot be cut: see ManagedNode.close and stop.exit_now.
         self._thread = threading.Thread(target=self._run, name="detect", daemon=True)
         self._thread.start()
 
     def reconfigure(self, config: Any) -> None:
         """Use another configuration from the next frame on."""
-        self._next_config = config
+        self._wanted_config = config
 
     def stop(self, timeout_s: float) -> bool:
         """End the thread after the frame in work; return False where that takes longer."""
@@ -72,13 +73,23 @@ class Worker:
             self._do(batch)
 
     def _do(self, batch: Batch) -> None:
-        config, self._next_config = self._next_config, None
-        if config is not None:
-            self._guard(lambda: self._handler.reconfigure(config))
+        self._reconfigure()
         for work in batch.passed_over:
             if self._guard(lambda work=work: self._remember(work), work):
                 self._drop(work, "superseded")
         self._guard(lambda: self._detect(batch.work), batch.work)
+
+    def _reconfigure(self) -> None:
+        config = self._wanted_config  # each thread writes one of the two: no change can be lost
+        if config is self._config:
+            return
+        self._config = config
+        try:
+            self._handler.reconfigure(config)
+        except Exception as error:  # no frame is lost: the next one meets what was there before
+            sentence = f"Changed parameters are not in effect, {type(error).__name__}: {error}"
+            self._health.fault("reconfigure", ERROR, sentence, time.monotonic())
+            self._logger.debug(traceback.format_exc())
 
     def _remember(self, work: Work) -> None:
         if work.after_jump:
@@ -99,12 +110,11 @@ class Worker:
             self._health.fault(key, WARN, sentence, now_s)
         self._outputs.publish_debug(result, self._health)
 
-    def _drop(self, work: Work | None, code: str) -> None:
+    def _drop(self, work: Work, code: str) -> None:
         self._health.dropped(code)
-        if work is not None:
-            self._outputs.publish_dropped(work.item.header)
+        self._outputs.publish_dropped(work.item.header)
 
-    def _guard(self, step: Callable[[], None], work: Work | None = None) -> bool:
+    def _guard(self, step: Callable[[], None], work: Work) -> bool:
         now_s = time.monotonic()
         try:
             step()
@@ -117,15 +127,13 @@ class Worker:
             code = fault.reason if fault else "inference_error"
             what = first_line(error) + "." if fault else f"{type(error).__name__}: {error}"
             self._drop(work, code)
-            self._health.fault(code, ERROR, f"{self._lead}{_stamp(work)}, {what}", now_s)
+            self._health.fault(code, ERROR, f"{self._lead} ({_stamp(work)}), {what}", now_s)
             self._logger.debug(traceback.format_exc())
         else:
             return True
         return False
 
 
-def _stamp(work: Work | None) -> str:
-    if work is None:
-        return ""
+def _stamp(work: Work) -> str:
     stamp = work.item.header.stamp
-    return f" (stamp {stamp.sec}.{stamp.nanosec:09d})"
+    return f"stamp {stamp.sec}.{stamp.nanosec:09d}"

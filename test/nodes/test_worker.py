@@ -204,3 +204,31 @@ def test_another_configuration_takes_effect_with_the_next_frame() -> None:
         bench.worker.reconfigure(strict)
         bench.run(make_cloud(2 * S))
         assert [len(r.found) > 0 for r in bench.outputs.results] == [True, False]
+
+
+def test_parameters_that_cannot_take_effect_are_a_fault_and_cost_no_frame(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def refuse(self: LidarHandler, config: LidarConfig) -> None:
+        raise ValueError("no such grid")
+
+    monkeypatch.setattr(LidarHandler, "reconfigure", refuse)
+    with Bench() as bench:
+        bench.worker.reconfigure(dataclasses.replace(CONFIG, seed=1))
+        bench.run(make_cloud(S), make_cloud(2 * S))
+        assert len(bench.outputs.results) == 2 and not bench.health.state.dropped
+        [fault] = bench.health.faults(0.0)
+        assert fault.level == ERROR
+        assert "parameters" in fault.sentence and "no such grid" in fault.sentence
+
+
+def test_precision_in_the_diagnostics_is_that_of_the_cpu_where_it_stands_in() -> None:
+    health = Health(CONFIG.diagnostics, Log())
+    weights = SimpleNamespace(trained=True, source="test", sha256="0")
+    for device, precision in (("cuda:0", "fp16"), ("cpu", "fp32")):
+        health.runs_on(device)
+        config = dataclasses.replace(CONFIG, precision="fp16")
+        [status] = [
+            s for s in statuses("n", config, health, weights, 0.0) if "model_status" in s.name
+        ]
+        assert {v.key: v.value for v in status.values}["precision"] == precision
