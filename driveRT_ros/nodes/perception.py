@@ -124,6 +124,8 @@ class PerceptionNode(ManagedNode):
 
     def do_activate(self) -> None:
         """Open the topics and start the worker."""
+        if self._handler.config is not self.config:  # changed, and no frame came to meet it
+            self._handler.reconfigure(self.config)
         self._session = self.make_session()
         self.get_logger().info(f"Active, listening on '{self._session.topic}'.")
 
