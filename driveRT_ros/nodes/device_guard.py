@@ -17,7 +17,7 @@ from typing import Any
 import torch
 
 from driveRT_ros.core.device_faults import DeviceFault, device_fault, first_line
-from driveRT_ros.core.errors import ConfigError, DeviceError
+from driveRT_ros.core.errors import DeviceError
 from driveRT_ros.nodes.health import ERROR, WARN, Health
 
 MAX_FAILURES = 3
@@ -92,10 +92,10 @@ class DeviceGuard:
         """Go on with another configuration; a GPU that fails at it is built anew later."""
         self._config = config
         try:
+            if self._stand_in is not None:  # first, because the GPU may fail at it
+                self._stand_in = self._stand_in.reconfigured(_on_cpu(config))
             if self._pipeline is not None:
                 self._pipeline = self._pipeline.reconfigured(config)
-            if self._stand_in is not None:
-                self._stand_in = self._stand_in.reconfigured(_on_cpu(config))
         except Exception as error:
             fault = self._take_note(error)
             if fault is None:
@@ -126,9 +126,12 @@ class DeviceGuard:
         _free_memory()
         try:
             pipeline = self._make(dataclasses.replace(self._config, device=str(self._device)))
-        except ConfigError as error:  # it was fine before, so the device has gone
-            raise DeviceError(str(error)) from error
-        pipeline.warm_up()
+            pipeline.warm_up()
+        except Exception as error:
+            if device_fault(error) is not None:
+                raise
+            # All was fine before, so it is the device that has gone, whatever the error says.
+            raise DeviceError(f"{first_line(error)}.") from error
         return pipeline
 
     def _on_stand_in(self) -> Any:

@@ -14,7 +14,7 @@ from driveRT_ros.core.camera_config import CameraConfig
 from driveRT_ros.core.camera_pipeline import CameraPipeline
 from driveRT_ros.core.config import LidarConfig
 from driveRT_ros.core.device_faults import DEVICE_ERROR, OUT_OF_MEMORY
-from driveRT_ros.core.errors import ConfigError
+from driveRT_ros.core.errors import ConfigError, InvalidFrame
 from driveRT_ros.core.pipeline import LidarPipeline
 from driveRT_ros.nodes import device_guard
 from driveRT_ros.nodes.device_guard import FIRST_WAIT_S, LAST_WAIT_S, MAX_FAILURES, DeviceGuard
@@ -170,6 +170,17 @@ def test_a_gpu_that_has_gone_is_a_fault_and_no_wrong_parameter() -> None:
         assert "no CUDA-capable device" in guarded.faults()[0][1]
 
 
+def test_whatever_fails_while_the_pipeline_is_built_anew_leads_to_the_cpu() -> None:
+    # A device that has left the bus fails in words that no list of CUDA errors has. An error that
+    # counts for nothing would be met by every frame from then on.
+    gone = RuntimeError("No CUDA GPUs are available")
+    guarded = Guarded("refused", gone, OSError("/dev/nvidia0"))
+    with Run(guarded) as run:
+        assert run.clouds(MAX_FAILURES + 2) == [MAX_FAILURES + 1, MAX_FAILURES + 2]
+        assert guarded.health.state.dropped == {DEVICE_ERROR: MAX_FAILURES}
+        assert "/dev/nvidia0" in guarded.faults()[0][1]
+
+
 def test_a_lost_context_leaves_the_cpu_for_good_and_says_that_a_restart_helps(
     emptied: list[str],
 ) -> None:
@@ -253,6 +264,19 @@ def test_parameters_that_change_meet_the_pipeline_that_comes_next() -> None:
         run.bench.worker.reconfigure(FP16)  # on the CPU
         assert run.clouds(1) == [6]
         assert len(run.bench.outputs.results[-1].found) > 0
+
+
+def test_a_stand_in_takes_parameters_over_though_the_gpu_fails_at_them() -> None:
+    unusable = InvalidFrame("of no use")  # says nothing about the GPU: the stand-in is kept
+    guarded = Guarded(*["memory"] * MAX_FAILURES, "build", unusable, "memory")
+    strict = {"post_process_params.score_thresholds": [1.0]}
+    with Run(guarded) as run:
+        assert run.clouds(MAX_FAILURES + 1) == [MAX_FAILURES + 1]
+        assert len(run.bench.outputs.results[-1].found) > 0
+        assert run.clouds(1, after_s=FIRST_WAIT_S) == []
+        run.bench.worker.reconfigure(LidarConfig.from_dict({**FP16.to_dict(), **strict}))
+        assert len(run.clouds(1)) == 1
+        assert len(run.bench.outputs.results[-1].found) == 0
 
 
 def test_a_pipeline_on_the_cpu_is_left_alone() -> None:
