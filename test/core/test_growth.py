@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from driveRT_ros.core.config import LidarConfig
-from driveRT_ros.core.errors import InvalidFrame
+from driveRT_ros.core.errors import DeviceError, InvalidFrame
 from driveRT_ros.core.gpu.growth import MOST_POINTS, MOST_VOXELS, HighWater, larger, refusal
 from driveRT_ros.core.pipeline import LidarPipeline
 from test.support.fake_engine import FakeEngine, engine_pipeline
@@ -70,15 +70,23 @@ def test_a_frame_runs_again_on_a_larger_engine_and_the_next_one_at_once(cloud):
     assert again.report.notes == want.report.notes
 
 
+@pytest.mark.parametrize(
+    "error",
+    [
+        torch.OutOfMemoryError("CUDA out of memory."),
+        RuntimeError("CUDA error: out of memory\nOf pinned memory."),
+        DeviceError("CUDA error 2 (out of memory) while loading 'levels'.", 2),
+    ],
+)
 def test_without_memory_for_a_larger_engine_the_reference_goes_on_and_nothing_is_tried_again(
-    cloud,
+    error, cloud
 ):
     pipeline, first = engine_pipeline(settings())
     tried = []
 
     def make(config: LidarConfig) -> FakeEngine:
         tried.append(config)
-        raise torch.OutOfMemoryError("CUDA out of memory.")
+        raise error
 
     pipeline._front_end._make = make
     want = LidarPipeline(settings(), None, "cpu").process(cloud)

@@ -135,7 +135,7 @@ class FrameMaps:
 
         Args:
             points: (N, 5) float32 or float64, on this device or on the host; they may change as
-                soon as this returns.
+                soon as this returns, in pinned memory once the stream is past it.
 
         Raises:
             InvalidFrame: If it has another shape, dtype or device, or more points than fit.

@@ -10,6 +10,7 @@ import torch
 
 from driveRT_ros.core.back_end import BackEnd
 from driveRT_ros.core.config import LidarConfig
+from driveRT_ros.core.device_faults import OUT_OF_MEMORY, device_fault
 from driveRT_ros.core.front_end import FrontEnd, FrontFrame
 from driveRT_ros.core.gpu.back_end import EngineBackEnd
 from driveRT_ros.core.gpu.backbone import SparseBackbone
@@ -137,7 +138,10 @@ class EngineFrontEnd:
             return False
         try:
             engine = self._make(config)
-        except torch.cuda.OutOfMemoryError:
+        except Exception as error:  # of torch, or of the driver: pinned memory and kernels, too
+            fault = device_fault(error)
+            if fault is None or fault.reason != OUT_OF_MEMORY:
+                raise
             self._may_grow = False  # the next attempt would end likewise, and take as long
             return False
         self._config = config
