@@ -128,10 +128,9 @@ class DeviceGuard:
             pipeline = self._make(dataclasses.replace(self._config, device=str(self._device)))
             pipeline.warm_up()
         except Exception as error:
-            if device_fault(error) is not None:
+            if device_fault(error):
                 raise
-            # All was fine before, so it is the device that has gone, whatever the error says.
-            raise DeviceError(f"{first_line(error)}.") from error
+            raise DeviceError(f"{first_line(error)}.") from error  # it was fine before
         return pipeline
 
     def _on_stand_in(self) -> Any:
