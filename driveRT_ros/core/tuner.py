@@ -134,8 +134,8 @@ class Tuner:
             if state.trials[-1].kept:
                 state.chosen = number
             self.state.trying = None
-        state.done = len(state.trials) == len(tactics)
         self._settle(domain, state)
+        state.done = len(state.trials) == len(tactics)
         self._save()
         return state.done
 
@@ -163,9 +163,9 @@ class Tuner:
                 return Trial(describe(tactic), error=_finite(error), fault=wrong)
             pairs = self._race(domain, incumbent, tactic)
         except Faults as fault:
-            trial = Trial(describe(tactic), fault=f"{type(fault).__name__}: {fault}")
-            self._require_alive(domain, trial)
-            return trial
+            text = f"{type(fault).__name__}: {fault}"
+            self._require_alive(domain, len(self.state.domains[domain].trials), text)
+            return Trial(describe(tactic), fault=text)
         ratio = statistics.median(b / a for a, b in pairs)
         return Trial(
             describe(tactic),
@@ -191,10 +191,26 @@ class Tuner:
         return pairs
 
     def _settle(self, domain: str, state: DomainState) -> None:
-        """Race what was chosen against the default itself: small steps may not add up."""
+        """Race what was chosen against the default itself: small steps may not add up.
+
+        A tactic that fails only now is a fault like any other, and the default stays: a start
+        after it must not meet it again.
+        """
         state.note = ""
         default, chosen = self.default.tactics[domain], self._incumbent(domain)
-        pairs = self._race(domain, default, chosen, all_frames=True)
+        if state.chosen >= 0:
+            self.state.trying = (domain, state.chosen)
+            self._save()
+        try:
+            pairs = self._race(domain, default, chosen, all_frames=True)
+        except Faults as fault:
+            if state.chosen < 0:
+                raise
+            text = f"{type(fault).__name__}: {fault}"
+            self._require_alive(domain, state.chosen, text)
+            self._blame(domain, state.chosen, text)
+            pairs = self._race(domain, default, default, all_frames=True)
+        self.state.trying = None
         state.default_us = statistics.fmean(a for a, _ in pairs)
         state.chosen_us = statistics.fmean(b for _, b in pairs)
         state.ratio = statistics.median(b / a for a, b in pairs)
@@ -215,19 +231,26 @@ class Tuner:
         if self.state.trying is None:
             return
         domain, number = self.state.trying
-        tactic = self.choices[domain][number]
-        trial = Trial(describe(tactic), fault="the process ended while this was tried")
-        self.state.domains.setdefault(domain, DomainState()).trials.append(trial)
+        self.state.domains.setdefault(domain, DomainState())
+        self._blame(domain, number, "the process ended while this was tried")
+
+    def _blame(self, domain: str, number: int, fault: str) -> None:
+        """Record the fault of a candidate, in place of what was known of it."""
+        state = self.state.domains[domain]
+        tactic = describe(self.choices[domain][number])
+        state.trials[number : number + 1] = [Trial(tactic, fault=fault)]
+        if state.chosen == number:
+            state.chosen = -1
         self.state.trying = None
 
-    def _require_alive(self, domain: str, trial: Trial) -> None:
+    def _require_alive(self, domain: str, number: int, fault: str) -> None:
         if self.device.alive():
             return
-        self.state.domains[domain].trials.append(trial)
-        self.state.trying = None
+        self._blame(domain, number, fault)
+        tactic = describe(self.choices[domain][number])
         raise DeviceError(
-            f"The GPU stopped working for this process while {trial.tactic} was tried in domain "
-            f"'{domain}' ({trial.fault}); start again to continue without it."
+            f"The GPU stopped working for this process while {tactic} was tried in domain "
+            f"'{domain}' ({fault}); start again to continue without it."
         )
 
     def _save(self) -> None:

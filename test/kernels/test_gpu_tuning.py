@@ -3,6 +3,10 @@
 from __future__ import annotations
 
 import dataclasses
+import os
+import subprocess
+import sys
+from pathlib import Path
 
 import pytest
 import torch
@@ -54,6 +58,15 @@ class LostWeights(Tactic):
 
     def pack(self, weight):
         return super().pack(torch.full_like(weight, torch.nan))
+
+
+@dataclasses.dataclass(frozen=True)
+class Deadly(Tactic):
+    """Loses the GPU for the whole process, and says nothing at once."""
+
+    def pack(self, weight):
+        weight.flatten()[torch.full((8,), 1 << 40, device=weight.device)]
+        return super().pack(weight)
 
 
 @pytest.fixture
@@ -267,3 +280,37 @@ def test_on_a_gpu_wrong_packing_is_seen_and_the_device_lives():
     with pytest.raises(ConfigError):
         device.check("subm2", dataclasses.replace(CUDA_CORES, slab=12), frame(1000))
     assert device.alive()
+
+
+def search_with_a_deadly_candidate(path: str) -> None:
+    """Print what became of it; runs in a process of its own, which it ends."""
+    gpu = torch.device("cuda", 0)
+    default = default_plan(CONFIG.model.channels, torch.cuda.get_device_capability(gpu))
+    device = GpuTuningDevice(CONFIG, tensors_of(CONFIG, gpu), gpu, default)
+    choices = {"subm2": (LINES, Deadly(**vars(CUDA_CORES)), CUDA_CORES)}
+    frames, file = [frame(n, seed=n) for n in (400, 800)], StateFile(Path(path), {})
+    try:
+        plan = Tuner(device, default, choices, frames, frames, file, Settings()).run()
+        found = plan.measured["domains"]["subm2"]
+        told = f"tried {found['tried']}, faults {found['faults']}"
+    except DeviceError as error:
+        told = str(error)
+    sys.stdout.write(told.replace("\n", " ") + "\n")
+    sys.stdout.flush()
+    os._exit(0)  # the exit of a process without its GPU may fail
+
+
+@pytest.mark.gpu
+def test_on_a_gpu_a_deadly_candidate_is_named_and_the_next_start_goes_on_without_it(tmp_path):
+    code = (
+        "import sys; from test.kernels.test_gpu_tuning import search_with_a_deadly_candidate\n"
+        "search_with_a_deadly_candidate(sys.argv[1])"
+    )
+    command = [sys.executable, "-c", code, str(tmp_path / "state.json")]
+    told = []
+    for _ in range(2):
+        done = subprocess.run(command, capture_output=True, text=True, timeout=300)
+        assert done.returncode == 0, done.stdout + done.stderr
+        told.append(done.stdout.splitlines()[-1])
+    assert "stopped working" in told[0] and "tile_rows=32" in told[0], told
+    assert told[1] == "tried 3, faults 1"
