@@ -12,6 +12,7 @@ from driveRT_ros.core.config import (
 )
 from driveRT_ros.core.errors import ConfigError
 from driveRT_ros.core.schema import Config, group, param
+from driveRT_ros.io.nuscenes_eval import SPLITS
 
 FIRST_TRAINING_SEED = 1_000_000
 """Drives with smaller seeds are never trained on: they are free for validation and tests."""
@@ -58,6 +59,11 @@ class DataConfig(Config):
         "gives every class the same share of the draws.",
         ge=0.0,
         le=1.0,
+    )
+    split: str = param(
+        "train",
+        "Scenes of nuScenes to train on; 'train' leaves out those of val, which evaluations take.",
+        choices=SPLITS,
     )
     min_points: int = param(
         2, "Objects with fewer points, all sweeps together, are not sought.", ge=0, le=1000

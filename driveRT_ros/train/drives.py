@@ -14,7 +14,7 @@ import numpy as np
 import torch
 
 from driveRT_ros.core.errors import ConfigError
-from driveRT_ros.io.nuscenes import NuScenes
+from driveRT_ros.io.nuscenes_eval import NuScenesEval
 from driveRT_ros.sim.config import SimConfig
 from driveRT_ros.sim.simulate import simulate
 from driveRT_ros.train.config import TrainConfig
@@ -111,18 +111,21 @@ def varied_drive(seed: int, spread: float, fixed: Mapping[str, Any]) -> SimConfi
 
 
 class RecordedDrives:
-    """The scenes of a nuScenes folder.
+    """The scenes of a split of a nuScenes folder.
 
     Args:
         root: The folder.
-        config: Sweeps and classes.
+        config: Split, sweeps and classes.
+
+    Raises:
+        ConfigError: If the folder holds no scene of the split.
     """
 
     def __init__(self, root: Path, config: TrainConfig) -> None:
-        self._config, self._tables = config, NuScenes(root)
-        self._scenes = [info.token for info in self._tables.scenes()]
+        self._config, self._tables = config, NuScenesEval(root)
+        self._scenes = self._tables.scene_names(config.data.split)
         self.count: int | None = len(self._scenes)
-        self.name = f"nuScenes {self._tables.version}"
+        self.name = f"nuScenes {self._tables.version}, split {config.data.split}"
 
     def samples(self, drive: int) -> list[Sample]:
         """See :class:`Drives`."""

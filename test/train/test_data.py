@@ -199,6 +199,7 @@ def test_nuscenes_tables_are_drives(tmp_path):
     assert drives.count == 1
     first, second = drives.samples(0)
     assert first.labels.tolist() == [0] and second.labels.tolist() == [0, 1]
+    assert drives.name.endswith(", split train")
     np.testing.assert_allclose(first.boxes[0, 7:], (4.0, 0.0), atol=1e-4)
     assert len(first.points) == 30, "the first keyframe has no past"
     assert len(second.points) > 8 * 30
@@ -208,6 +209,17 @@ def test_nuscenes_tables_are_drives(tmp_path):
     single = TrainConfig.from_dict({"densification_params.num_past_frames": 0})
     frames = open_data(str(tmp_path), single).samples(0)
     assert [len(f.points) for f in frames] == [30, 30], "keyframes alone need no other sweeps"
+
+
+def test_scenes_that_evaluations_take_are_not_trained_on(tmp_path):
+    """Trained on every scene of the tables, a detector would be scored on frames it has seen."""
+    tables = nuscenes.MiniNuScenes()
+    tables.tables["scene"][0]["name"] = "scene-0103"
+    folder = str(tables.write(tmp_path))
+    with pytest.raises(ConfigError, match="no scene of split 'train'"):
+        open_data(folder, TrainConfig())
+    asked = open_data(folder, TrainConfig.from_dict({"data.split": "val"}))
+    assert asked.count == 1
 
 
 def test_all_keyframes_of_a_scene_are_seen_in_turn():
