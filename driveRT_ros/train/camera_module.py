@@ -162,5 +162,6 @@ def export_camera_weights(
     kept = {}
     for name, shape in expected_shapes(config).items():
         dtype = torch.float16 if len(shape) == 4 else torch.float32
-        kept[name] = tensors[name].detach().to("cpu", dtype)
+        # Copied also where nothing changes: the module may go on to other values in place.
+        kept[name] = tensors[name].detach().to("cpu", dtype, copy=True)
     return CameraWeights(config, kept, trained=True, source=source)

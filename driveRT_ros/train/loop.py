@@ -237,8 +237,10 @@ class Trainer:
             return
         own = {name: tensor.clone() for name, tensor in self.module.state_dict().items()}
         self.module.load_state_dict(self._average.tensors, strict=False)
-        yield
-        self.module.load_state_dict(own)
+        try:
+            yield
+        finally:
+            self.module.load_state_dict(own)
 
     def save(self) -> None:
         """Write state and weights; only rank 0 does."""

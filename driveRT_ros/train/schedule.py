@@ -75,7 +75,7 @@ class Average:
 
     @torch.no_grad()
     def update(self, module: nn.Module, step: int) -> None:
-        """Take in the weights after a step, counted from 0; the first steps count more."""
+        """Take in the weights after a step, counted from 1; the first steps count more."""
         keep = min(self._decay, (1 + step) / (10 + step))
         current = dict(_floats(module))
         names = list(self.tensors)

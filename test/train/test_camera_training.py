@@ -204,6 +204,19 @@ def test_what_is_exported_computes_what_was_trained(tmp_path):
     torch.testing.assert_close(said.segmentation, again, rtol=0.05, atol=0.05)
 
 
+def test_what_is_exported_is_the_running_average_in_every_number(tmp_path):
+    """Numbers that need no other type must not change back with the network they came from."""
+    trainer = run(small_camera_config(optimizer={"average": 0.9}), tmp_path)
+    exported = trainer.weights().tensors
+    _, tensors, _ = read_state(newest_state(tmp_path))
+    apart = 0
+    for name, tensor in exported.items():
+        average = tensors[f"average/{name}"]
+        assert torch.equal(tensor, average.to(tensor.dtype)), name
+        apart += tensor.dtype == torch.float32 and not torch.equal(tensor, tensors[f"model/{name}"])
+    assert apart > 10
+
+
 @pytest.mark.gpu
 def test_a_gpu_learns_like_a_cpu_and_goes_on_to_the_same_bits(tmp_path):
     cuda = torch.device("cuda", 0)
