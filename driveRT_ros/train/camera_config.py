@@ -112,7 +112,7 @@ class CameraTrainConfig(Config):
     output: OutputConfig = group(OutputConfig)
 
     def check(self) -> None:
-        """Refuse outputs without truth, and lists that do not fit the layers."""
+        """Refuse outputs without truth, lists that fit no layers, and mirrors off centre."""
         layers, heads = self.model.network.segmentation, self.model.network.heads
         unknown = [name for name in layers if name not in LAYERS]
         if heads or unknown or not layers:
@@ -121,6 +121,13 @@ class CameraTrainConfig(Config):
                 f"{', '.join(LAYERS)}, and 'model.network.heads' must be empty, to be trained on "
                 f"the simulator; got {list(layers)} and {list(heads)}."
             )
+        for axis in "xy":
+            low, high = getattr(self.model.grid, f"{axis}_range_m")
+            if getattr(self.augment, f"flip_{axis}") and low != -high:
+                raise ConfigError(
+                    f"Parameter 'augment.flip_{axis}' mirrors the cells of the grid about 0, but "
+                    f"'model.grid.{axis}_range_m' is [{low:g}, {high:g}]; set it to false."
+                )
         for name in ("layer_weights", "positive_weights"):
             got = len(getattr(self.loss, name))
             if got != len(layers):

@@ -197,6 +197,8 @@ def test_parameters_that_fit_no_layer_are_refused():
         ({"model.network.heads": ["car"]}, "must be empty"),
         ({"model.network.segmentation": ["lane"]}, "layers out of"),
         ({"loss.layer_weights": [1.0]}, "one value for each of the 3"),
+        ({"model.grid.x_range_m": [0.0, 96.0]}, "flip_x' mirrors .* is .0, 96.; set it to false"),
     ):
         with pytest.raises(ConfigError, match=words):
             CameraTrainConfig.from_dict(tree)
+    CameraTrainConfig.from_dict({"model.grid.x_range_m": [0.0, 96.0], "augment.flip_x": False})
