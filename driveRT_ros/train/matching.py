@@ -287,13 +287,13 @@ class OperatingPoint:
 
 def point_at_precision(matches: Matches, precision: float) -> OperatingPoint:
     """Return the point of the greatest recall at a precision of at least this."""
-    truths = len(matches.truth_ranges_m)
-    enough = np.flatnonzero(raw_curve(matches)[1] >= precision)
+    truths, scores = len(matches.truth_ranges_m), matches.scores[ranking(matches.scores)]
+    # Detections of equal scores count together.
+    last = np.diff(scores, append=-np.inf) < 0
+    enough = np.flatnonzero(last & (raw_curve(matches)[1] >= precision))
     if not len(enough) or not truths:
         return OperatingPoint(math.nan, 0, 0, truths)
-    best = ranking(matches.scores)[: enough[-1] + 1]
-    hits = int(matches.hits[best].sum())
-    return OperatingPoint(float(matches.scores[best[-1]]), hits, len(best) - hits, truths - hits)
+    return point_at_score(matches, float(scores[enough[-1]]))
 
 
 def point_at_score(matches: Matches, score: float) -> OperatingPoint:

@@ -135,6 +135,14 @@ def test_the_best_score_is_the_least_one_with_no_more_wrong_than_right_detection
     assert evaluated((found, truth)).best == best  # cars are all there is
 
 
+def test_detections_of_equal_scores_count_together() -> None:
+    """A point that took only the first of them could not be had by any choice of score."""
+    truth = boxes_of([(0, 10), (0, 20)])
+    found = boxes_of([(20, 0), (20, 10), (20, 20), (0, 20), (0, 10)], scores=[0.5] * 4 + [0.9])
+    best = car_of(evaluated((found, truth))).best
+    assert (best.hits, best.wrong, best.missed) == (1, 0, 1) and best.score == pytest.approx(0.9)
+
+
 def test_all_classes_together_have_one_score_and_hits_stay_within_their_class() -> None:
     truth = joined(boxes_of([(0, 10)]), boxes_of([(0, 20)], "truck"))
     found = joined(
