@@ -169,7 +169,9 @@ def thin_sweeps(sample: Sample, config: AugmentConfig, rng: np.random.Generator)
     if not config.fewer_sweeps_share or rng.random() >= config.fewer_sweeps_share:
         return sample
     lags = sample.points.rest[:, 1]
-    sweeps = np.flatnonzero(np.bincount(lags, minlength=1))
+    if not len(lags):
+        return sample
+    sweeps = np.flatnonzero(np.bincount(lags))
     oldest = 0 if rng.random() < 0.5 else int(sweeps[rng.integers(len(sweeps))])
     keep = lags <= oldest
     points = Packed(sample.points.xyz[keep], sample.points.rest[keep])

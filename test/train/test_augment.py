@@ -184,3 +184,11 @@ def test_no_sweep_is_lost_and_no_random_number_drawn_where_nobody_asked_for_it()
     sample = small_sample(3)
     assert thin_sweeps(sample, AugmentConfig(), rng) is sample
     assert rng.random() == np.random.default_rng(0).random()
+
+
+def test_a_frame_without_points_has_no_sweep_to_lose():
+    full = small_sample(3)
+    none = Sample(pack(np.zeros((0, 5), np.float32)), full.boxes, full.labels, 0 * full.num_points)
+    for seed in range(4):
+        rng = np.random.default_rng(seed)
+        assert thin_sweeps(none, AugmentConfig(fewer_sweeps_share=1.0), rng) is none
