@@ -121,8 +121,10 @@ class GridFiles:
                 os.setpriority(*own, max(_NICE, os.getpriority(*own)))
             folder.mkdir(parents=True, exist_ok=True)
             path = folder / f"{PREFIX}{stamp_ns:019d}{SUFFIX}"
-            write_cloud_grid(path, points, config.voxelization)
-            keep_newest(folder, config.diagnostics.nanovdb_keep)
+            try:
+                write_cloud_grid(path, points, config.voxelization)
+            finally:  # a disk may be full: old files go all the same
+                keep_newest(folder, config.diagnostics.nanovdb_keep)
         except Exception as error:  # whatever it is, detection goes on, and the node tells of it
             reason = str(error) if isinstance(error, ConfigError) else f"{error}."
             with self._lock:

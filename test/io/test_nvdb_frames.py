@@ -11,6 +11,7 @@ import pytest
 import torch
 
 from driveRT_ros.core.config import LidarConfig
+from driveRT_ros.core.errors import ConfigError
 from driveRT_ros.core.voxelize import voxelize
 from driveRT_ros.io import nvdb_frames
 from driveRT_ros.io.nvdb import active_voxels, channels, read_nvdb
@@ -56,6 +57,22 @@ def test_every_so_manieth_frame_is_written_and_the_newest_are_kept(tmp_path):
     left = {path.name for path in tmp_path.iterdir()}
     kept = {f"voxels_{STAMP_NS + n}{end}" for n in (6, 9) for end in (".nvdb", ".index.nvdb")}
     assert left == {"mine.nvdb", *kept}
+
+
+def test_files_that_cannot_be_written_do_not_keep_old_ones(tmp_path, monkeypatch):
+    """On a full disk nothing is written; the room that a smaller number frees must come back."""
+
+    def write(path, points, grid):
+        raise ConfigError("No space left on device.")
+
+    for number in range(5):
+        (tmp_path / f"voxels_{number}.nvdb").write_text("old")
+    monkeypatch.setattr(nvdb_frames, "write_cloud_grid", write)
+    files, config = GridFiles(), config_for(tmp_path, nanovdb_keep=2)
+    assert files.frame(STAMP_NS, points_of(), config) == {} and files.wait(20)
+    assert len(list(tmp_path.iterdir())) == 2
+    faults = files.frame(STAMP_NS + 1, points_of(), config)
+    assert "No space left" in faults["nanovdb_failed"] and files.wait(20)
 
 
 def test_without_a_folder_nothing_is_written(tmp_path, monkeypatch):
