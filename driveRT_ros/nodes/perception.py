@@ -147,10 +147,7 @@ class PerceptionNode(ManagedNode):
         self._health.reconfigure(config.diagnostics)
         self.destroy_timer(self._timer)
         self._start_timer()
-        if self._session is not None:
-            self._session.reconfigure(config)
-        else:
-            self._handler.reconfigure(config)
+        (self._session or self._handler).reconfigure(config)
 
     def close(self, timeout_s: float = EXIT_GRACE_S) -> bool:
         """Close the session; return False where the frame in work takes longer."""
