@@ -72,16 +72,21 @@ def _what(origin: Origin) -> str:
 
 
 def _data(origin: Origin) -> str:
+    if isinstance(origin.config, TrainConfig):
+        more = (
+            "The simulated sensor and objects were fitted to statistics of real nuScenes sweeps, "
+            "those of mini_val among them: results on such frames are not those of an unknown "
+            "sensor.\n"
+        )
+    elif origin.config.imagenet:
+        more = "The backbone started with weights learned from ImageNet.\n"
+    else:
+        more = ""
     return (
         "## Data\n\n"
         f"Trained on: {origin.data}. Drives have seeds from {origin.config.data.first_seed:,} on; "
         f"those below {FIRST_TRAINING_SEED:,} are held out. No recording of a real sensor was "
-        "learned from.\n"
-        + (
-            ""
-            if isinstance(origin.config, TrainConfig) or not origin.config.imagenet
-            else "The backbone started with weights learned from ImageNet.\n"
-        )
+        f"learned from.\n{more}"
     )
 
 
@@ -177,7 +182,12 @@ def _layers(report: Report) -> str:
     ]
     heads = ("layer", *(key.replace("_", " ") for key in keys))
     rows = [(n, *(_number(layer[k]) for k in keys)) for n, layer in report["layers"].items()]
-    return _table(heads, rows)
+    return (
+        f"{_table(heads, rows)}\n"
+        "Cells that some camera sees count, from a probability above 0.5. Objects with fewer than "
+        f"{report['about']['min_pixels']:g} pixels of the network inputs count in the last column "
+        "only; in the others their cells are left out, whatever was found there.\n"
+    )
 
 
 def _table(heads: Sequence[str], rows: Sequence[Sequence[str]]) -> str:

@@ -95,6 +95,7 @@ def test_the_card_holds_the_numbers_of_run_and_report(run: Path) -> None:
     recipe = yaml.safe_load(re.search(r"```yaml\n(.*?)```", text, re.DOTALL)[1])
     assert TrainConfig.from_dict(recipe) == TrainConfig.from_dict(TINY)
     assert "paste_share" not in text, "what is at its default is not repeated"
+    assert "those of mini_val among them" in text, "what the simulator was fitted to is told"
     assert "2 of 2 steps of 2 frames, 4 frames seen" in text and "`abc123`" in text
     report = json.loads((run / "held_out" / "report.json").read_text())
     for name, found in report["classes"].items():
@@ -185,6 +186,8 @@ def test_a_run_of_the_camera_model_ships_with_its_layers(tmp_path: Path, monkeyp
     assert command_line("ship", tmp_path / "run", "--name", CAMERA.name, *options) == 0
     text = CAMERA.card(tmp_path / "to").read_text()
     assert "| vehicle | 0.412 | 0.500 | 0.750 |" in text and "2 frames" in text
+    assert "fewer than 20 pixels of the network inputs count in the last column only" in text
+    assert "fitted to statistics" not in text, "real clouds say nothing of rendered images"
     assert "| IoU of vehicles | simulator | ≥ 0.35 | 0.412 | yes |" in text
     recipe = yaml.safe_load(re.search(r"```yaml\n(.*?)```", text, re.DOTALL)[1])
     assert CameraTrainConfig.from_dict(recipe) == config
