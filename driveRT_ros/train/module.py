@@ -236,16 +236,16 @@ class VoxelNeXtModule(nn.Module):
     def _hidden(self, layers: list[Layer], rows: torch.Tensor) -> torch.Tensor:
         """Return (layers, N, C): what the hidden layers of all branches make of the same rows."""
         norms = [layer.norm for layer in layers]
+        size = norms[0].num_features
         out = rows @ torch.cat([layer.weight[0] for layer in layers], dim=1)
         means, variances = ([getattr(n, k) for n in norms] for k in ("running_mean", "running_var"))
         mean, var = torch.cat(means), torch.cat(variances)
         weight, bias = torch.cat([n.weight for n in norms]), torch.cat([n.bias for n in norms])
         out = _batch_norm(norms[0], out, weight, bias, mean, var)
         if norms[0].training:
-            size = norms[0].num_features
             torch._foreach_copy_(means, list(mean.split(size)))
             torch._foreach_copy_(variances, list(var.split(size)))
-        return functional.relu(out).view(len(rows), len(layers), -1).transpose(0, 1)
+        return functional.relu(out).view(len(rows), len(layers), size).transpose(0, 1)
 
 
 def _key(name: str) -> str:

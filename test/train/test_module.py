@@ -185,3 +185,23 @@ def test_the_small_network_that_ships_fits_six_megabytes(tmp_path):
     weights = export_weights(VoxelNeXtModule(config.model, 0), "test")
     save_weights(tmp_path / "w.safetensors", weights, dtype=torch.float16)
     assert 3e6 < (tmp_path / "w.safetensors").stat().st_size < 6e6
+
+
+@pytest.mark.parametrize("device", ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)])
+@pytest.mark.parametrize("by_table", [False, True], ids=["taps", "table"])
+def test_a_batch_of_no_voxel_or_one_gives_numbers_and_keeps_the_statistics_finite(by_table, device):
+    config = small_config()
+    features, coords, shape = voxels_of(config, (1,))
+    for count in (0, 1):
+        module = a_module(config, by_table=by_table).to(device).train()
+        before = {name: tensor.clone() for name, tensor in module.state_dict().items()}
+        found = module(features[:count].to(device), coords[:count].to(device), shape)
+        said = [value for branches in found.branches for value in branches.values()]
+        assert all(len(value) == len(found.coords_bzyx) for value in said)
+        assert (len(found.coords_bzyx) > 0) == (count > 0)
+        sum(value.sum() for value in said).backward()
+        after = module.state_dict()
+        assert all(tensor.isfinite().all() for tensor in after.values())
+        assert all(p.grad is None or p.grad.isfinite().all() for p in module.parameters())
+        same = all(torch.equal(before[name], tensor) for name, tensor in after.items())
+        assert same == (count == 0), "nothing has no statistics"
