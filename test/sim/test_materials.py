@@ -37,7 +37,9 @@ def test_nothing_is_found_below_the_least_intensity_of_its_range():
 
 
 def test_the_same_law_bounds_the_points_of_real_sweeps(data_dir):
-    for path in (data_dir / "nuscenes").rglob("*LIDAR_TOP*.pcd.bin"):
+    sweeps = list((data_dir / "nuscenes").rglob("*LIDAR_TOP*.pcd.bin"))
+    assert sweeps, "without a sweep this would say nothing"
+    for path in sweeps:
         points = np.fromfile(path, np.float32).reshape(-1, 5)
         away = np.linalg.norm(points[:, :3], axis=1)
         for low, high in ((20, 30), (30, 40), (40, 60), (60, 100)):
