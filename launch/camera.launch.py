@@ -8,7 +8,7 @@ remap `~/input/image<i>` and `~/input/camera_info<i>`. `rviz:=true` shows result
 layout has the image topics of the default arguments.
 """
 
-from launch.actions import DeclareLaunchArgument, SetEnvironmentVariable
+from launch.actions import DeclareLaunchArgument, OpaqueFunction, SetEnvironmentVariable
 from launch.conditions import IfCondition
 from launch.substitutions import EnvironmentVariable, LaunchConfiguration, PathJoinSubstitution
 from launch_ros.actions import LifecycleNode, Node
@@ -28,6 +28,37 @@ def remappings():
         yield f"~/input/camera_info{i}", [*camera, "camera_info"]
 
 
+def camera(context):
+    """Return the node; only a checkpoint that is named overrides that of the parameter file."""
+    checkpoint = LaunchConfiguration("checkpoint").perform(context)
+    node = LifecycleNode(
+        package="driveRT_ros",
+        executable="camera_node",
+        name="camera_node",
+        namespace="",
+        output="screen",
+        emulate_tty=True,
+        respawn=LaunchConfiguration("respawn"),
+        respawn_delay=2.0,
+        parameters=[
+            LaunchConfiguration("params"),
+            {
+                "input.transport": ParameterValue(LaunchConfiguration("transport"), value_type=str),
+                "use_sim_time": ParameterValue(
+                    LaunchConfiguration("use_sim_time"), value_type=bool
+                ),
+            }
+            | (
+                {"checkpoint_path": ParameterValue(checkpoint, value_type=str)}
+                if checkpoint
+                else {}
+            ),
+        ],
+        remappings=list(remappings()),
+    )
+    return [node]
+
+
 def generate_launch_description():
     share = FindPackageShare("driveRT_ros")
     return LaunchDescription(
@@ -40,7 +71,9 @@ def generate_launch_description():
             DeclareLaunchArgument(
                 "params", default_value=PathJoinSubstitution([share, "config", "camera_node.yaml"])
             ),
-            DeclareLaunchArgument("checkpoint", default_value="", description="default: shipped"),
+            DeclareLaunchArgument(
+                "checkpoint", default_value="", description="default: that of params, or shipped"
+            ),
             DeclareLaunchArgument("use_sim_time", default_value="false"),
             DeclareLaunchArgument("rviz", default_value="false"),
             DeclareLaunchArgument(
@@ -54,31 +87,7 @@ def generate_launch_description():
                 "FASTDDS_BUILTIN_TRANSPORTS",
                 EnvironmentVariable("FASTDDS_BUILTIN_TRANSPORTS", default_value="LARGE_DATA"),
             ),
-            LifecycleNode(
-                package="driveRT_ros",
-                executable="camera_node",
-                name="camera_node",
-                namespace="",
-                output="screen",
-                emulate_tty=True,
-                respawn=LaunchConfiguration("respawn"),
-                respawn_delay=2.0,
-                parameters=[
-                    LaunchConfiguration("params"),
-                    {
-                        "input.transport": ParameterValue(
-                            LaunchConfiguration("transport"), value_type=str
-                        ),
-                        "checkpoint_path": ParameterValue(
-                            LaunchConfiguration("checkpoint"), value_type=str
-                        ),
-                        "use_sim_time": ParameterValue(
-                            LaunchConfiguration("use_sim_time"), value_type=bool
-                        ),
-                    },
-                ],
-                remappings=list(remappings()),
-            ),
+            OpaqueFunction(function=camera),
             Node(
                 package="rviz2",
                 executable="rviz2",

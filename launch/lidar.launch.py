@@ -3,7 +3,7 @@
 ros2 launch driveRT_ros lidar.launch.py input:=/sensing/lidar/pointcloud rviz:=true
 """
 
-from launch.actions import DeclareLaunchArgument, SetEnvironmentVariable
+from launch.actions import DeclareLaunchArgument, OpaqueFunction, SetEnvironmentVariable
 from launch.conditions import IfCondition
 from launch.substitutions import EnvironmentVariable, LaunchConfiguration, PathJoinSubstitution
 from launch_ros.actions import LifecycleNode, Node
@@ -11,6 +11,36 @@ from launch_ros.parameter_descriptions import ParameterValue
 from launch_ros.substitutions import FindPackageShare
 
 from launch import LaunchDescription
+
+
+def lidar(context):
+    """Return the node; only a checkpoint that is named overrides that of the parameter file."""
+    checkpoint = LaunchConfiguration("checkpoint").perform(context)
+    node = LifecycleNode(
+        package="driveRT_ros",
+        executable="lidar_node",
+        name="lidar_node",
+        namespace="",
+        output="screen",
+        emulate_tty=True,
+        respawn=LaunchConfiguration("respawn"),
+        respawn_delay=2.0,
+        parameters=[
+            LaunchConfiguration("params"),
+            {
+                "use_sim_time": ParameterValue(
+                    LaunchConfiguration("use_sim_time"), value_type=bool
+                ),
+            }
+            | (
+                {"checkpoint_path": ParameterValue(checkpoint, value_type=str)}
+                if checkpoint
+                else {}
+            ),
+        ],
+        remappings=[("~/input/pointcloud", LaunchConfiguration("input"))],
+    )
+    return [node]
 
 
 def generate_launch_description():
@@ -21,7 +51,9 @@ def generate_launch_description():
             DeclareLaunchArgument(
                 "params", default_value=PathJoinSubstitution([share, "config", "lidar_node.yaml"])
             ),
-            DeclareLaunchArgument("checkpoint", default_value="", description="default: shipped"),
+            DeclareLaunchArgument(
+                "checkpoint", default_value="", description="default: that of params, or shipped"
+            ),
             DeclareLaunchArgument("use_sim_time", default_value="false"),
             DeclareLaunchArgument("rviz", default_value="false"),
             DeclareLaunchArgument(
@@ -35,28 +67,7 @@ def generate_launch_description():
                 "FASTDDS_BUILTIN_TRANSPORTS",
                 EnvironmentVariable("FASTDDS_BUILTIN_TRANSPORTS", default_value="LARGE_DATA"),
             ),
-            LifecycleNode(
-                package="driveRT_ros",
-                executable="lidar_node",
-                name="lidar_node",
-                namespace="",
-                output="screen",
-                emulate_tty=True,
-                respawn=LaunchConfiguration("respawn"),
-                respawn_delay=2.0,
-                parameters=[
-                    LaunchConfiguration("params"),
-                    {
-                        "checkpoint_path": ParameterValue(
-                            LaunchConfiguration("checkpoint"), value_type=str
-                        ),
-                        "use_sim_time": ParameterValue(
-                            LaunchConfiguration("use_sim_time"), value_type=bool
-                        ),
-                    },
-                ],
-                remappings=[("~/input/pointcloud", LaunchConfiguration("input"))],
-            ),
+            OpaqueFunction(function=lidar),
             Node(
                 package="rviz2",
                 executable="rviz2",

@@ -5,8 +5,12 @@ from __future__ import annotations
 import ast
 import importlib.util
 import re
+import runpy
+import sys
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
+from unittest.mock import MagicMock
 
 import pytest
 
@@ -37,6 +41,11 @@ def calls(path: Path, name: str) -> Iterator[dict[str, ast.expr]]:
     for node in ast.walk(ast.parse(path.read_text())):
         if isinstance(node, ast.Call) and getattr(node.func, "id", "") == name:
             yield {k.arg: k.value for k in node.keywords if k.arg}
+
+
+def loaded(path: Path) -> dict[str, Any]:
+    """Return what a launch file defines and imports, by name."""
+    return runpy.run_path(str(path))
 
 
 def strings(node: ast.AST) -> list[str]:
@@ -116,14 +125,29 @@ def test_the_replay_listens_where_the_lidar_node_answers() -> None:
     assert f'"lockstep_dropped_topic": "{dropped_topic(DETECTIONS)}"' in text
 
 
+@pytest.mark.parametrize("name", ["camera", "lidar"])
+def test_only_a_checkpoint_that_is_named_overrides_that_of_the_parameter_file(
+    name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # An empty one would run other weights than the parameter file of the vehicle asks for.
+    for module in ("", ".actions", ".conditions", ".substitutions"):
+        monkeypatch.setitem(sys.modules, f"launch{module}", MagicMock())
+    for module in ("", ".actions", ".parameter_descriptions", ".substitutions"):
+        monkeypatch.setitem(sys.modules, f"launch_ros{module}", MagicMock())
+    launch_file = loaded(REPO / "launch" / f"{name}.launch.py")
+    for given in ("", "mine.safetensors"):
+        launch_file["LaunchConfiguration"].return_value.perform.return_value = given
+        launch_file["ParameterValue"].side_effect = lambda value, value_type: value
+        launch_file[name](MagicMock())
+        _, values = launch_file["LifecycleNode"].call_args.kwargs["parameters"]
+        assert values.get("checkpoint_path", "") == given
+        assert ("checkpoint_path" in values) == bool(given) and "use_sim_time" in values
+
+
 @needs_launch
 @pytest.mark.parametrize("path", LAUNCH_FILES, ids=lambda p: p.name)
 def test_a_launch_description_can_be_made(path: Path) -> None:
-    spec = importlib.util.spec_from_file_location(path.stem.replace(".", "_"), path)
-    assert spec is not None and spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    assert module.generate_launch_description().entities
+    assert loaded(path)["generate_launch_description"]().entities
 
 
 @pytest.mark.parametrize("name", ["camera_node", "replay_node", "recorder_node"])
