@@ -31,6 +31,8 @@ from driveRT_ros.train.targets import assign_targets
 from driveRT_ros.train.voxels import voxelize_batch
 
 WEIGHTS = "weights.safetensors"
+THEN = "; "
+"""Between the names of what a run was trained on, one after the other."""
 DETECTOR = "detector.yaml"
 """Parameter file of the detector that runs these weights."""
 _MOMENTS = ("exp_avg", "exp_avg_sq")
@@ -297,6 +299,8 @@ class Trainer:
         except (RuntimeError, KeyError) as error:
             raise CheckpointError(f"State '{state}' is of another model: {error}.") from None
         self.step = step
+        names = (*str(values["data"]).split(THEN), self._data_name)
+        self._data_name = THEN.join(dict.fromkeys(filter(None, names)))
         if not self._restore_moments(tensors, values["optimizer_steps"]):
             self._warm_from = step
             self.note = "The optimizer starts anew: its state was not kept."

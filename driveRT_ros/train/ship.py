@@ -22,7 +22,7 @@ from driveRT_ros.train.camera_config import CameraTrainConfig
 from driveRT_ros.train.config import TrainConfig
 from driveRT_ros.train.evaluate import Evaluation
 from driveRT_ros.train.log import read_log
-from driveRT_ros.train.loop import WEIGHTS
+from driveRT_ros.train.loop import THEN, WEIGHTS
 from driveRT_ros.train.regression import small_evaluation
 from driveRT_ros.train.state import newest_state, read_state
 
@@ -165,7 +165,7 @@ def _check_may_ship(path: Path, shipped: Shipped, config: Config, data: str) -> 
             f"'{path}' has {size:,} bytes, and {shipped.name} may have {shipped.max_bytes:,} at "
             "most; train a smaller model."
         )
-    if not data.startswith(SIMULATOR):
+    if not all(name.startswith(SIMULATOR) for name in data.split(THEN)):
         raise ConfigError(
             f"'{path}' was trained on {data}: only weights trained on the simulator may ship, for "
             "recordings have licences of their own."

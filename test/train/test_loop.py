@@ -188,6 +188,18 @@ def test_a_state_of_another_model_or_cycle_is_refused(tmp_path):
         Trainer(small_config(), tmp_path / "nothing", CPU).resume()
 
 
+def test_a_run_remembers_all_that_it_was_trained_on(tmp_path):
+    """Weights that learned from a recording must not pass for simulated ones by a last step."""
+    config = small_config()
+    for name in ("nuScenes", "simulator", "simulator"):
+        trainer = Trainer(config, tmp_path, CPU, data_name=name)
+        if newest_state(tmp_path) is not None:
+            trainer.resume()
+        trainer.save()
+    assert read_state(newest_state(tmp_path))[2]["data"] == "nuScenes; simulator"
+    assert trainer.weights().source.endswith("on nuScenes; simulator")
+
+
 def test_a_run_stops_in_time(tmp_path):
     config = small_config(optimizer={"steps": 100_000})
     trainer = Trainer(config, tmp_path, CPU)

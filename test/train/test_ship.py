@@ -124,6 +124,7 @@ def test_numbers_of_other_weights_are_refused(run: Path, tmp_path: Path, capsys)
     ("changed", "sentence"),
     [
         ({"data": "nuScenes v1.0-trainval"}, "recordings have licences of their own"),
+        ({"data": "simulator; nuScenes v1.0-mini"}, "recordings have licences of their own"),
         ({"config": {"densification_params": {"num_past_frames": 1}}}, "another 'densification_"),
         ({"config": {"modle": {}}}, "is of another version"),
     ],
