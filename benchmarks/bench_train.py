@@ -3,9 +3,10 @@
     python benchmarks/bench_train.py
 
 The batch is made of two drives, augmented to as many frames as the parameter file says, and kept
-in a folder of temporary files for the next time. First whole steps are timed and repeated from the
-start, which must give the same bytes; then steps in parts; then each kernel. On a GPU parts are
-timed by events in its stream: host time without work for the GPU counts, too.
+in a folder of temporary files for the next time. Each kernel comes first, in one step after a
+first one; then steps in parts; then whole steps are timed and repeated from the start, which must
+give the same losses. On a GPU parts are timed by events in its stream: host time without work for
+the GPU counts, too.
 """
 
 from __future__ import annotations
@@ -50,7 +51,7 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--config", default="config/train_voxelnext_small.yaml")
     parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
     parser.add_argument("--frames", type=int, help="of the batch; by default as the file says")
-    parser.add_argument("--steps", type=int, default=10, help="whole steps, and steps in parts")
+    parser.add_argument("--steps", type=int, default=4, help="whole steps, and steps in parts")
     parser.add_argument("--tables", action="store_true", help="the way of a GPU on a CPU, too")
     parser.add_argument("--kernels", type=int, default=25, help="lines of the table of kernels")
     return parser.parse_args()
@@ -163,7 +164,7 @@ def whole_steps(trainer: Trainer, batch: Batch, steps: int) -> list[float]:
         started = time.perf_counter()
         losses.append(float(trainer.train_step(batch)["loss"]))
         took.append((time.perf_counter() - started) * 1e3)
-    middle = statistics.median(took[min(3, steps - 1) :])
+    middle = statistics.median(took[min(1, steps - 1) :])
     print(
         f"whole step: {middle:.1f} ms (first {took[0]:.0f}), "
         f"{len(batch) / middle * 1e3:.1f} frames/s; losses {losses[0]:.3f} to {losses[-1]:.3f}"
@@ -190,9 +191,10 @@ def parts(trainer: Trainer, batch: Batch, steps: int) -> None:
 
 
 def kernels(trainer: Trainer, batch: Batch, lines: int) -> None:
-    """Print which kernels take the time of a step, and how many launches it has."""
+    """Print which kernels take the time of a second step, and how many launches it has."""
     from torch.profiler import ProfilerActivity, profile
 
+    trainer.train_step(batch)
     cuda = trainer.device.type == "cuda"
     activities = [ProfilerActivity.CPU, *([ProfilerActivity.CUDA] if cuda else [])]
     with profile(activities=activities) as recorded:
@@ -219,6 +221,7 @@ def kernels(trainer: Trainer, batch: Batch, lines: int) -> None:
 
 def main() -> None:
     """Run everything."""
+    sys.stdout.reconfigure(line_buffering=True)  # whoever stops this has what it measured
     args = arguments()
     config = TrainConfig.from_yaml(share_path(args.config))
     device = torch.device(args.device)
@@ -236,12 +239,14 @@ def main() -> None:
             trainer.module.by_table = True if args.tables else None
             return trainer
 
+        kernels(fresh(), batch, args.kernels)
+        parts(fresh(), batch, args.steps)
+        if device.type == "cuda":
+            torch.cuda.reset_peak_memory_stats(device)
         losses = [whole_steps(fresh(), batch, args.steps) for _ in range(2)]
         print("the same losses again: " + ("yes" if losses[0] == losses[1] else "NO"))
         if device.type == "cuda":
             print(f"most memory: {torch.cuda.max_memory_allocated(device) / 2**30:.1f} GiB")
-        parts(fresh(), batch, args.steps)
-        kernels(fresh(), batch, args.kernels)
 
 
 if __name__ == "__main__":
