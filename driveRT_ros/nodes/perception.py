@@ -13,6 +13,7 @@ from diagnostic_msgs.msg import DiagnosticArray
 from std_msgs.msg import Header
 from tf2_msgs.msg import TFMessage
 
+from driveRT_ros.core.errors import DeviceError
 from driveRT_ros.core.kernel_builds import KernelBuild
 from driveRT_ros.core.stages import device_named
 from driveRT_ros.nodes import qos
@@ -56,13 +57,9 @@ class PerceptionNode(ManagedNode):
 
     def __init__(self, **kwargs: Any) -> None:
         self._session: Any = None
-        self._handler: Any = None
-        self._guard: Any = None
-        self._weights: Any = None
+        self._late: Any = None  # session closed while its frame was in work
+        self._handler = self._guard = self._weights = self._diagnostics = self._timer = None
         self._plan_note = ""
-        self._diagnostics: Any = None
-        self._timer: Any = None
-        self._worker_ended = True
         super().__init__(**kwargs)
         self._health = Health(self.config.diagnostics, self.get_logger())
 
@@ -123,7 +120,9 @@ class PerceptionNode(ManagedNode):
         self.finished = self.finished or config.build_only
 
     def do_activate(self) -> None:
-        """Open the topics and start the worker."""
+        """Open the topics and start the worker, unless the one before is still at its frame."""
+        if not self.close(0.0):  # the two would share a pipeline
+            raise DeviceError("The frame in work at the last deactivation is not done; try later.")
         if self._handler.config is not self.config:  # changed, and no frame came to meet it
             self._handler.reconfigure(self.config)
         self._session = self.make_session()
@@ -153,8 +152,10 @@ class PerceptionNode(ManagedNode):
         """Close the session; return False where the frame in work takes longer."""
         session, self._session = self._session, None
         if session is not None and not session.close(timeout_s):
-            self._worker_ended = False
-        return self._worker_ended
+            self._late = session
+        if self._late is not None and self._late.ended():
+            self._late = None
+        return self._late is None
 
     # The entrance of an offline source.
 

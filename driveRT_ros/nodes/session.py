@@ -158,10 +158,13 @@ class Session:
         for subscription in self._subscriptions:
             self._node.destroy_subscription(subscription)
         self._node.destroy_timer(self._timer)
-        ended = self._worker.stop(timeout_s)
-        if ended:  # else the worker may be publishing
+        if ended := self._worker.stop(timeout_s):  # else the worker may be publishing
             self._outputs.destroy()
         return ended
+
+    def ended(self) -> bool:
+        """Return whether the frame that :meth:`close` did not wait for is done by now."""
+        return self._worker.stop(0.0)
 
     # What the gate and the clock report.
 

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import threading
+import time
+from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -9,35 +12,74 @@ import rclpy
 from rclpy.context import Context
 from rclpy.parameter import Parameter
 
+from driveRT_ros.nodes import perception
+from driveRT_ros.nodes.handler import LidarHandler
 from driveRT_ros.nodes.lidar import LidarNode
 from driveRT_ros.nodes.publish import Outputs
 from test.support.lidar_messages import SECOND as S
 from test.support.lidar_messages import SMALL_STILL, make_cloud
 
 
-def test_parameters_changed_before_a_silence_hold_after_the_next_activation(
-    domain_id: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    results: list[Any] = []
-    monkeypatch.setattr(Outputs, "publish", lambda self, result: results.append(result))
+@pytest.fixture
+def active(domain_id: int) -> Iterator[LidarNode]:
+    """A node that listens."""
     context = Context()
     rclpy.init(args=[], context=context, domain_id=domain_id)
-    given = [
-        w for i in {**SMALL_STILL, "device": "cpu"}.items() for w in ("-p", "{}:={}".format(*i))
-    ]
+    params = {**SMALL_STILL, "device": "cpu"}
+    given = [word for item in params.items() for word in ("-p", "{}:={}".format(*item))]
     node = LidarNode(context=context, cli_args=["--ros-args", *given])
     node.trigger_configure()
     node.trigger_activate()
-    node.handle_cloud(make_cloud(S))
-    assert node.wait_idle(20.0)
-    thresholds = Parameter("post_process_params.score_thresholds", value=[0.99])
-    [answer] = node.set_parameters([thresholds])
-    assert answer.successful
-    node.trigger_deactivate()  # no frame came that the worker could have met it with
-    node.trigger_activate()
-    node.handle_cloud(make_cloud(2 * S))
-    assert node.wait_idle(20.0)
-    assert [len(result.found) > 0 for result in results] == [True, False]
+    assert node.fatal is None
+    yield node
     assert node.close()
     node.destroy_node()
     rclpy.shutdown(context=context)
+
+
+def test_parameters_changed_before_a_silence_hold_after_the_next_activation(
+    active: LidarNode, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    results: list[Any] = []
+    monkeypatch.setattr(Outputs, "publish", lambda self, result: results.append(result))
+    active.handle_cloud(make_cloud(S))
+    assert active.wait_idle(20.0)
+    [answer] = active.set_parameters(
+        [Parameter("post_process_params.score_thresholds", value=[0.99])]
+    )
+    assert answer.successful
+    active.trigger_deactivate()  # no frame came that the worker could have met it with
+    active.trigger_activate()
+    active.handle_cloud(make_cloud(2 * S))
+    assert active.wait_idle(20.0)
+    assert [len(result.found) > 0 for result in results] == [True, False]
+
+
+def test_no_second_worker_starts_while_one_is_still_at_its_frame(
+    active: LidarNode, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    begun, done = threading.Event(), threading.Event()
+    handle = LidarHandler.handle
+
+    def slowly(*given: Any) -> Any:
+        begun.set()
+        assert done.wait(20.0)
+        return handle(*given)
+
+    monkeypatch.setattr(perception, "FRAME_GRACE_S", 0.05)
+    monkeypatch.setattr(LidarHandler, "handle", slowly)
+    active.handle_cloud(make_cloud(S))
+    assert begun.wait(20.0)
+    active.trigger_deactivate()
+    active.trigger_activate()
+    assert active.fatal is not None and "not done" in active.fatal
+    assert not active.close(0.0)
+    done.set()
+    deadline_s = time.monotonic() + 20.0
+    while not active.close(0.0) and time.monotonic() < deadline_s:
+        time.sleep(0.02)
+    active.trigger_activate()
+    assert active.fatal is None
+    active.handle_cloud(make_cloud(2 * S))
+    assert active.wait_idle(20.0)
+    assert active.health.state.processed == 2
