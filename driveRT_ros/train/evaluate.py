@@ -53,7 +53,7 @@ class Scores:
         ap: Average precision by threshold, in the order of ``THRESHOLDS_M``.
         errors: Mean errors of hits by name; NaN where the class has none by definition.
         best: At the least score with at most one wrong detection a hit, within 2 m. The score is
-            chosen on these very frames.
+            chosen on these very frames, for each class and range anew.
         fixed: At the score that was asked for, within 2 m.
     """
 
