@@ -29,6 +29,9 @@ def tactic(number: int) -> Tactic:
     return Tactic(3, 64, 16, 4, 4, 2, number)
 
 
+Pair = tuple[str, ConvTactic, ConvTactic]
+
+
 @dataclass
 class FakeDevice:
     """Costs by domain and tactic in microseconds, faults by domain and tactic.
@@ -41,6 +44,8 @@ class FakeDevice:
         skew: Factor of a tactic's time on a frame, by (tactic, frame name).
         deadly: Tactics that leave the device dead.
         at_check: Called at the start of every check.
+        at_pair: What ends the timing of a pair (domain, one, other), by pair.
+        pairs_kill: It leaves the device dead.
         differs_by: How much features differ between any two Plans.
         trusted: What another device has checked.
     """
@@ -52,6 +57,8 @@ class FakeDevice:
     skew: dict[tuple[ConvTactic, str], float] = field(default_factory=dict)
     deadly: set[ConvTactic] = field(default_factory=set)
     at_check: Callable[[str, ConvTactic], None] | None = None
+    at_pair: dict[Pair, BaseException] = field(default_factory=dict)
+    pairs_kill: bool = False
     differs_by: float = 0.0
     trusted: set[tuple[str, ConvTactic]] = field(default_factory=set)
     checked: list[tuple[str, ConvTactic]] = field(default_factory=list)
@@ -80,6 +87,9 @@ class FakeDevice:
         for tactic in (a, b):
             assert (domain, tactic) in {*self.checked, *self.trusted}, "timed before it was checked"
         self.timed.append((domain, a, b, frame.name))
+        if (domain, a, b) in self.at_pair:
+            self.dead = self.pairs_kill
+            raise self.at_pair[domain, a, b]
         us_a, us_b = (
             self.costs[domain][t] * scale_of(frame) * self.skew.get((t, frame.name), 1.0)
             for t in (a, b)
