@@ -135,9 +135,9 @@ class DeviceGuard:
 
     def _on_stand_in(self) -> Any:
         if self._stand_in is None:
-            if not self._lost:
-                _free_memory()  # while the CPU works, other processes may need it
             self._stand_in = self._make(_on_cpu(self._config))
+            if not self._lost:
+                _free_memory()  # other processes may need it; last, because it may fail, too
         return self._stand_in
 
     def _take_note(self, error: Exception) -> DeviceFault | None:

@@ -266,6 +266,14 @@ def test_parameters_that_change_meet_the_pipeline_that_comes_next() -> None:
         assert len(run.bench.outputs.results[-1].found) > 0
 
 
+def test_memory_that_cannot_be_given_back_costs_one_frame(monkeypatch: pytest.MonkeyPatch) -> None:
+    guarded = Guarded(*["refused"] * MAX_FAILURES)
+    with Run(guarded) as run:
+        run.clouds(MAX_FAILURES)
+        monkeypatch.setattr(torch.cuda, "empty_cache", lambda: fail("lost"))
+        assert run.clouds(3) == [MAX_FAILURES + 2, MAX_FAILURES + 3]
+
+
 def test_a_stand_in_takes_parameters_over_though_the_gpu_fails_at_them() -> None:
     unusable = InvalidFrame("of no use")  # says nothing about the GPU: the stand-in is kept
     guarded = Guarded(*["memory"] * MAX_FAILURES, "build", unusable, "memory")
