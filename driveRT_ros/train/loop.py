@@ -101,6 +101,8 @@ class Trainer:
             device.type, init_scale=_LOSS_SCALE, enabled=self._dtype == torch.float16
         )
         self._average = Average(self.module, rates.average) if rates.average else None
+        self._statistics = [b for b in self.module.buffers() if b.is_floating_point()]
+        self._before = [b.clone() for b in self._statistics]
         self._warm_from: int | None = None
         self._bad_steps = 0
 
@@ -123,6 +125,7 @@ class Trainer:
             rate *= min((since + 1) / max(self.config.optimizer.warm_up_steps, 1), 1.0)
         set_rates(self._optimizer, rate, momentum)
         self._optimizer.zero_grad(set_to_none=True)
+        torch._foreach_copy_(self._before, self._statistics)
         loss, parts = self.loss_of(batch)
         self._scaler.scale(loss).backward()
         self._scaler.unscale_(self._optimizer)
@@ -133,6 +136,8 @@ class Trainer:
             self._bad_steps = 0
             self._scaler.step(self._optimizer)
         else:
+            # A running mean that is not finite once would never be finite again.
+            torch._foreach_copy_(self._statistics, self._before)
             self._bad_steps += 1
             if self._bad_steps > _MAX_BAD_STEPS:
                 raise ConfigError(

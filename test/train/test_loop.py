@@ -224,6 +224,27 @@ def test_steps_without_a_finite_gradient_leave_the_weights_alone_and_end_the_run
         trainer.train_step(None)
 
 
+def test_a_forward_pass_that_overflows_leaves_the_running_statistics_alone(tmp_path):
+    """Halves overflow now and then; a mean that took in one infinity would hold it to the end."""
+    config = small_config(optimizer={"average": 0.9})
+    trainer = Trainer(config, tmp_path, CPU)
+    first = next(iter(trainer.module.layers.values()))
+    batch, weight = batch_of(config, 1), first.weight.detach().clone()
+    trainer.train_step(batch)
+    with torch.no_grad():
+        weight.copy_(first.weight)
+        first.weight.fill_(3e38)
+    before = {n: b.clone() for n, b in trainer.module.named_buffers()}
+    assert not trainer.train_step(batch)["norm"].isfinite()
+    assert all(torch.equal(before[n], b) for n, b in trainer.module.named_buffers())
+    with torch.no_grad():
+        first.weight.copy_(weight)
+    assert trainer.train_step(batch)["norm"].isfinite()
+    after = trainer.module.state_dict()
+    assert all(t.isfinite().all() for t in after.values())
+    assert any(not torch.equal(before[n], after[n]) for n in before.keys() & after.keys())
+
+
 def test_the_cycle_rises_to_its_peak_and_falls_to_its_end():
     config = small_config(optimizer={"steps": 101, "max_learning_rate": 1.0, "rise": 0.3}).optimizer
     rates, momenta = zip(*(one_cycle(step, config) for step in range(101)))
