@@ -98,6 +98,9 @@ class Offline(PerceptionNode):
             return
         if not self.wait_idle(_IDLE_WAIT_S):
             return
+        if self._guard.ending:  # before the rest of the bag is dropped and the end looks like one
+            self.fail(self._guard.ending)
+            return
         self._progress(self._fed)
         if self._items is None:
             self._finish()
