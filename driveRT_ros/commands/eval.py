@@ -8,9 +8,9 @@ over recall, scores by range and the worst frames seen from above.
 from __future__ import annotations
 
 import argparse
+import dataclasses
 import os
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -219,7 +219,7 @@ def _refuse_useless(args: argparse.Namespace) -> None:
         raise ConfigError(f"Option --jobs must be 0 (all cores) or more, got {args.jobs}.")
 
 
-@dataclass(frozen=True)
+@dataclasses.dataclass(frozen=True)
 class _Source:
     moments: Iterable[Moment]
     total: int | None
@@ -282,6 +282,8 @@ def _simulated(args: argparse.Namespace, config: LidarConfig) -> tuple[Iterable[
     if seed + args.sim > FIRST_TRAINING_SEED:
         console.print(f"Scenes with seeds from {FIRST_TRAINING_SEED} on may have been trained on.")
     base = SimConfig.from_yaml(args.sim_config) if args.sim_config else SimConfig()
+    if args.every_box:  # by default the simulator annotates no object without a point
+        base = dataclasses.replace(base, ground_truth_min_points=0)
     past = config.densification_params.num_past_frames
     name = f"simulator, seeds {seed} to {seed + args.sim - 1}"
     return simulated(args.sim, seed, past, base, num_jobs(args)), name, args.sim

@@ -55,6 +55,18 @@ def test_scenes_are_held_out_unless_a_seed_asks_for_those_of_training(
         assert ("may have been trained on" in capsys.readouterr().out) == (name == "seen")
 
 
+def test_every_simulated_box_counts_where_asked_for_also_without_a_point(tmp_path: Path) -> None:
+    small = ("--sim-config", tiny_scene(tmp_path), "--config", tiny_network(tmp_path))
+    options = (*small, "--set", "densification_params.num_past_frames=0", "--worst", 0)
+    truths = []
+    for name, more in (("seen", ()), ("every", ("--every-box",))):
+        assert drivert("eval", "--sim", 1, *more, *options, "--out", tmp_path / name) == 0
+        tree = json.loads((tmp_path / name / "report.json").read_text())
+        cars = tree["classes"]["car"]["by_range"]  # up to 50 m, where cars count in both
+        truths.append(sum(part["num_truth"] for part in cars))
+    assert truths[1] > truths[0] > 0
+
+
 def test_the_command_compares_a_recording_moved_by_three_metres(tmp_path: Path, capsys) -> None:
     bags = recorded_drive(tmp_path, shift_m=3.0)
     out = tmp_path / "out"
