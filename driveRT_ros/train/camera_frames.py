@@ -206,15 +206,6 @@ def _made_for(model: CameraModelConfig) -> dict[str, Any]:
     return plain
 
 
-def is_camera_shards(folder: Path) -> bool:
-    """Return whether a folder holds frames of cameras."""
-    try:
-        tree = json.loads((folder / INDEX).read_text(encoding="utf-8"))
-    except (OSError, ValueError):
-        return False
-    return isinstance(tree, dict) and tree.get("format") == FORMAT
-
-
 class CameraShards:
     """A folder of frames.
 
