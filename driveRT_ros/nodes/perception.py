@@ -123,7 +123,7 @@ class PerceptionNode(ManagedNode):
         """Open the topics and start the worker, unless the one before is still at its frame."""
         if not self.close(0.0):  # the two would share a pipeline
             raise DeviceError("The frame in work at the last deactivation is not done; try later.")
-        if self._handler.config is not self.config:  # changed, and no frame came to meet it
+        if self._handler.config is not self.config:  # changed while no frame came to meet it
             self._handler.reconfigure(self.config)
         self._session = self.make_session()
         self.get_logger().info(f"Active, listening on '{self._session.topic}'.")
@@ -146,7 +146,8 @@ class PerceptionNode(ManagedNode):
         self._health.reconfigure(config.diagnostics)
         self.destroy_timer(self._timer)
         self._start_timer()
-        (self._session or self._handler).reconfigure(config)
+        if self._session is not None:  # else the next activation sees to it
+            self._session.reconfigure(config)
 
     def close(self, timeout_s: float = EXIT_GRACE_S) -> bool:
         """Close the session; return False where the frame in work takes longer."""
@@ -156,8 +157,6 @@ class PerceptionNode(ManagedNode):
         if self._late is not None and self._late.ended():
             self._late = None
         return self._late is None
-
-    # The entrance of an offline source.
 
     def handle_transforms(self, msg: TFMessage, *, static: bool = False) -> None:
         """Take transforms as if they had arrived on ``/tf`` or ``/tf_static``."""

@@ -37,18 +37,22 @@ def active(domain_id: int) -> Iterator[LidarNode]:
     rclpy.shutdown(context=context)
 
 
-def test_parameters_changed_before_a_silence_hold_after_the_next_activation(
-    active: LidarNode, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize("when", ["before", "after"])
+def test_parameters_changed_around_a_deactivation_hold_after_the_next_activation(
+    when: str, active: LidarNode, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     results: list[Any] = []
     monkeypatch.setattr(Outputs, "publish", lambda self, result: results.append(result))
     active.handle_cloud(make_cloud(S))
     assert active.wait_idle(20.0)
+    if when == "after":
+        active.trigger_deactivate()
     [answer] = active.set_parameters(
         [Parameter("post_process_params.score_thresholds", value=[0.99])]
     )
     assert answer.successful
-    active.trigger_deactivate()  # no frame came that the worker could have met it with
+    if when == "before":  # no frame came that the worker could have met it with
+        active.trigger_deactivate()
     active.trigger_activate()
     active.handle_cloud(make_cloud(2 * S))
     assert active.wait_idle(20.0)
