@@ -163,8 +163,8 @@ def test_rows_beyond_the_capacity_are_not_touched(heads_of):
     bev = rows_of(CAPACITY)
     want = case.find(bev)
     case.put(bev, needed=CAPACITY + 64)
-    case.heads.run()
-    assert same_bytes(case.heads.read(CAPACITY), want)
+    case.run()
+    assert same_bytes(case.read(CAPACITY), want)
 
 
 def test_a_frame_repeats_to_the_last_bit_whatever_came_before(backend, heads_of):
@@ -232,13 +232,13 @@ def test_the_heads_are_part_of_a_cuda_graph(backend, heads_of, selection):
     settings = config(selection=selection)
     case = heads_of(settings, tensors_of(settings))
     case.put(rows_of(10))
-    graph = captured(case.heads.run)
+    graph = captured(case.run)
     for count in (300, 0, 120):
         bev = rows_of(count, seed=count)
         want = case.find(bev)
         case.put(bev)
         graph.replay()
-        assert same_bytes(case.heads.read(count), want)
+        assert same_bytes(case.read(count), want)
 
 
 # ---- which models, which frames -----------------------------------------------------------------

@@ -96,11 +96,22 @@ class HeadsCase:
         self.level.coords_zyx[:rows] = bev.coords_bzyx[:, 1:].to(self.features.device)
         self.level.counts[1] = rows if needed is None else needed
 
+    def run(self):
+        """Enqueue everything for the rows in place."""
+        self.heads.run_branches()
+        self.heads.suppress()
+
+    def read(self, rows: int):
+        """Return what the kernels found in so many rows."""
+        self.heads.copy.enqueue()
+        self.heads.copy.wait()
+        return self.heads.found(rows)
+
     def find(self, bev: SparseTensor):
         """Return what the kernels find in these rows."""
         self.put(bev)
-        self.heads.run()
-        return self.heads.read(len(bev.features))
+        self.run()
+        return self.read(len(bev.features))
 
 
 def expected(settings, tensors, bev: SparseTensor, heat=None):

@@ -8,7 +8,7 @@ threshold; only ``top_k`` and ``max_boxes_per_head`` cut anything off, as they d
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 
 import numpy as np
 import torch
@@ -119,38 +119,15 @@ class SparseHeads:
         ]
         self._last_launch = self._suppression()
 
-    def run(
-        self, stream: int | None = None, lap: Callable[[str], None] = lambda stage: None
-    ) -> None:
-        """Enqueue everything for the rows that are in place.
-
-        Args:
-            stream: Handle of the CUDA stream; it must be torch's current one.
-            lap: Called with ``head`` once the boxes of the chosen rows can be decoded.
-        """
-        self.run_branches(stream)
-        lap("head")
-        self.suppress(stream)
-
-    def run_branches(self, stream: int | None = None) -> None:
-        """Enqueue what comes before :meth:`suppress`."""
+    def run_branches(self) -> None:
+        """Enqueue, on torch's current stream, all up to the outputs of the chosen rows."""
         self._arena.clear()
         for launch in self._head_launches:
-            launch(stream)
+            launch()
 
-    def suppress(self, stream: int | None = None) -> None:
-        """Enqueue decoding and suppression of the chosen rows."""
-        self._last_launch(stream)
-
-    def read(self, rows: int) -> Found:
-        """Return the boxes of the last frame; waits for the GPU.
-
-        Args:
-            rows: Rows that it had.
-        """
-        self.copy.enqueue()
-        self.copy.wait()
-        return self.found(rows)
+    def suppress(self) -> None:
+        """Enqueue decoding and suppression of the chosen rows there."""
+        self._last_launch()
 
     def found(self, rows: int) -> Found:
         """Return the boxes that :attr:`copy` brought.
