@@ -29,6 +29,8 @@ LAYER_COLORS: dict[str, Rgb] = {
     "drivable_area": (108, 126, 150),
 }
 """Colour of a segmentation layer; others take that of a class of the same name."""
+GROUND_LAYERS = ("drivable_area",)
+"""What lies under the others, and is drawn first wherever the network has it."""
 UNTRAINED = "untrained_weights"
 LEAST_PROBABILITY = 0.15  # less is drawn as nothing, or noise would cover the coverage
 LABEL_SCALE = 0.38
@@ -138,9 +140,10 @@ def _cells(bev: BevGrid) -> Image:
     seen = bev.layers[CAMERAS_LAYER]
     colors = np.zeros((*seen.shape, 3), np.float32)
     colors[seen >= 1], colors[seen >= 2] = SEEN_ONCE, SEEN_TWICE
-    for name, layer in bev.layers.items():
+    for name in sorted(bev.layers, key=lambda name: name not in GROUND_LAYERS):
         if name == CAMERAS_LAYER or name.startswith("heat_"):
             continue
+        layer = bev.layers[name]
         probability = np.nan_to_num(layer, nan=0.0)
         weight = np.where(probability >= LEAST_PROBABILITY, probability, 0.0)[..., None]
         color = np.array(LAYER_COLORS.get(name, class_color(name)), np.float32)

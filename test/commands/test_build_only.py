@@ -50,7 +50,8 @@ def test_with_a_capability_all_kernels_of_that_gpu_are_compiled(
         compiled.append(KernelBuild.of(stem, defines))
 
     monkeypatch.setattr(kernel_builds, "compile_cubin", compile_cubin)
-    assert main(["run", "--build-only", "8.0", "--set", "precision=fp16"]) == 0
+    options = ["--set", "precision=fp16", "--set", "use_shipped_weights=false"]
+    assert main(["run", "--build-only", "8.0", *options]) == 0
     config = LidarConfig(precision="fp16")
     plan = default_plan(config.model.channels, (8, 0), "fp16")
     assert sorted(compiled) == sorted(pipeline_builds(config, plan, (8, 0)))

@@ -66,6 +66,15 @@ def test_layers_are_drawn_in_their_colour_as_strong_as_they_are_probable() -> No
     assert tuple(weak[row, col]) != LAYER_COLORS["vehicle"] and weak[row, col].max() < 60
 
 
+def test_the_road_lies_under_what_stands_on_it_in_any_order_of_the_network() -> None:
+    road = np.ones((180, 180), np.float32)
+    vehicle = np.zeros((180, 180), np.float32)
+    vehicle[100:110, 150:160] = 1.0
+    picture = render_camera_map(result(vehicle=vehicle, drivable_area=road), [], CONFIG)
+    assert tuple(picture[720 - (155 * 4 + 2), 720 - (105 * 4 + 2)]) == LAYER_COLORS["vehicle"]
+    assert tuple(picture[720 - (100 * 4 + 2), 100]) == LAYER_COLORS["drivable_area"]
+
+
 def test_untrained_weights_have_an_amber_frame() -> None:
     picture = render_camera_map(result(("untrained_weights",)), [], CONFIG)
     assert tuple(picture[0, 300]) == AMBER
