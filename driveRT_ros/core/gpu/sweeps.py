@@ -38,7 +38,8 @@ class DeviceSweepBuffer(SweepBuffer):
 
     Nothing waits for the GPU where sweeps come in pinned memory; they may change once the stream is
     past the push. Where the GPU fails, the sweeps are joined on the host, which keeps them too, and
-    the result lies there; what ails the GPU, its next frame tells.
+    the result lies there; what ails the GPU, its next frame tells. An error that is no fault of a
+    GPU comes out, and after it the GPU is left alone.
 
     Args:
         config: The limits.
@@ -51,19 +52,20 @@ class DeviceSweepBuffer(SweepBuffer):
     ) -> None:
         super().__init__(config)
         self._device, self._run = device, run or _launcher(device)
-        self._make_pinned, self._lost = rows_for(device), False
+        self._make_pinned, self._left_alone = rows_for(device), False
 
     def _join(self, batch: PointBatch, pose: FloatArray | None) -> torch.Tensor:
-        if self._lost:
+        if self._left_alone:
             return super()._join(batch, pose)
         try:
             return self._joined_there(batch, pose)
         except Exception as error:
             fault = device_fault(error)
-            if fault is None:
+            if fault is None:  # costs this frame, and is reported; the next one takes the sure way
+                self._left_alone = True
                 raise
-            self._lost = fault.context_lost
-            if self._lost:
+            self._left_alone = fault.context_lost
+            if self._left_alone:
                 _WRECKS.append((error, batch, [sweep.there for sweep in self._past]))
         for sweep in self._past:
             sweep.there = None  # what came of it is not known
