@@ -17,6 +17,9 @@ from driveRT_ros.core.errors import CheckpointError
 FORMAT = "driveRT_ros.training"
 VERSION = 1
 _HEADER = "state.json"
+_PARTIAL = "partial-state"
+_REPLACED = ".replaced"
+"""After the name of a state that another of the same step is taking the place of."""
 
 
 def write_state(
@@ -24,6 +27,8 @@ def write_state(
     max_file_mb: float,
 ) -> Path:  # fmt: skip
     """Write a state beside the older one, then remove the older one.
+
+    Whenever the process is killed, :func:`newest_state` finds a state that is whole.
 
     Args:
         folder: Of the run.
@@ -35,9 +40,9 @@ def write_state(
     Returns:
         The folder of this state.
     """
-    mine = folder / f"state-{step:08d}"
-    shutil.rmtree(mine, ignore_errors=True)
-    mine.mkdir(parents=True)
+    mine, partial = folder / f"state-{step:08d}", folder / _PARTIAL
+    shutil.rmtree(partial, ignore_errors=True)
+    partial.mkdir(parents=True)
     parts: list[dict[str, torch.Tensor]] = [{}]
     room = limit = max_file_mb * 1e6
     for name, tensor in tensors.items():
@@ -49,20 +54,34 @@ def write_state(
         room -= size
     names = [f"part-{k}.safetensors" for k in range(len(parts))]
     for name, part in zip(names, parts):
-        safetensors.torch.save_file(part, str(mine / name))
+        safetensors.torch.save_file(part, str(partial / name))
     header = {"format": FORMAT, "version": VERSION, "step": step, "parts": names, "values": values}
-    # Last: a state without header was never finished.
-    (mine / _HEADER).write_text(json.dumps(header, indent=1), encoding="utf-8")
+    (partial / _HEADER).write_text(json.dumps(header, indent=1), encoding="utf-8")
+    if mine.exists():  # a folder takes the place of none that holds files
+        replaced = mine.with_name(mine.name + _REPLACED)
+        _remove(replaced)
+        mine.rename(replaced)
+    partial.rename(mine)
     for other in folder.glob("state-*"):
         if other != mine:
-            shutil.rmtree(other, ignore_errors=True)
+            _remove(other)
     return mine
+
+
+def _remove(state: Path) -> None:
+    # Without its header first: half of a state must not look like a whole one.
+    (state / _HEADER).unlink(missing_ok=True)
+    shutil.rmtree(state, ignore_errors=True)
 
 
 def newest_state(folder: Path) -> Path | None:
     """Return the folder of the newest finished state of a run, or None."""
-    finished = sorted(path.parent for path in folder.glob(f"state-*/{_HEADER}"))
-    return finished[-1] if finished else None
+    finished = [path.parent for path in folder.glob(f"state-*/{_HEADER}")]
+    return max(finished, key=_age, default=None)
+
+
+def _age(state: Path) -> tuple[str, bool]:
+    return state.name.removesuffix(_REPLACED), not state.name.endswith(_REPLACED)
 
 
 def read_state(state: Path) -> tuple[int, dict[str, torch.Tensor], dict[str, Any]]:

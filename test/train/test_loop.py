@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import itertools
+import shutil
 import time
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -158,6 +161,47 @@ def test_a_state_that_was_never_finished_is_passed_over(tmp_path):
     (newest_state(tmp_path) / "part-0.safetensors").unlink()
     with pytest.raises(CheckpointError, match="cannot be read"):
         read_state(newest_state(tmp_path))
+
+
+@pytest.mark.parametrize("again", [1, 2])
+def test_a_run_killed_at_any_moment_of_writing_a_state_has_a_whole_one(
+    again, tmp_path, monkeypatch
+):
+    """The same step is written twice where a run that was done is asked to go on: removing the
+    first one before the second one is there would lose the run."""
+    calls = itertools.count()
+    last = -1
+
+    def may_die(work):
+        def call(*args, **more):
+            if next(calls) == last:
+                raise KeyboardInterrupt
+            return work(*args, **more)
+
+        return call
+
+    for owner, name in (
+        (Path, "rename"), (Path, "unlink"), (Path, "mkdir"), (Path, "write_text"),
+        (shutil, "rmtree"), (safetensors.torch, "save_file"),
+    ):  # fmt: skip
+        monkeypatch.setattr(owner, name, may_die(getattr(owner, name)))
+    for moment in range(100):
+        folder, last = tmp_path / str(moment), -1
+        write_state(folder, 1, {"a": torch.zeros(3)}, {}, 1.0)
+        done = []
+        for _ in range(2):  # once more after the kill: what it left must not be in the way
+            calls, last = itertools.count(), moment
+            with contextlib.suppress(KeyboardInterrupt):
+                done.append(write_state(folder, again, {"a": torch.ones(3)}, {}, 1.0))
+            step, tensors, _ = read_state(newest_state(folder))
+            assert step in (1, again) and set(tensors["a"].tolist()) in ({0.0}, {1.0})
+        last = -1
+        write_state(folder, again, {"a": torch.full((3,), 2.0)}, {}, 1.0)
+        assert [f.name for f in folder.iterdir()] == [f"state-{again:08d}"]
+        assert read_state(newest_state(folder))[1]["a"].tolist() == [2.0] * 3
+        if len(done) == 2:
+            break
+    assert 4 < moment < 100
 
 
 def test_without_its_moments_the_optimizer_warms_up_again(tmp_path):
