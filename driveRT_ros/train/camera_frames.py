@@ -23,7 +23,7 @@ from driveRT_ros.sim.world import World
 from driveRT_ros.train.camera_config import CameraTrainConfig
 from driveRT_ros.train.camera_targets import Truth, truth_of
 from driveRT_ros.train.drives import fill_folder, varied_drive
-from driveRT_ros.train.shards import INDEX
+from driveRT_ros.train.shards import INDEX, replace_index
 
 FORMAT = "driveRT_ros.camera_frames"
 VERSION = 1
@@ -177,7 +177,7 @@ def make_camera_shards(
             "made_for": _made_for(config.model),
             "shards": list(entries),
         }
-        (folder / INDEX).write_text(json.dumps(tree), encoding="utf-8")
+        replace_index(folder, tree)
 
     return fill_folder(folder, count, workers, on_done, write_index, _write_drive, drives)
 

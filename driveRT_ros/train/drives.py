@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
 from multiprocessing import get_context
@@ -22,6 +23,9 @@ from driveRT_ros.train.samples import Sample, samples_of
 from driveRT_ros.train.shards import INDEX, write_index, write_shard
 
 _VARIETY = 7919  # second key of the stream that draws what differs from drive to drive
+_INDEX_EVERY_S = 5.0
+_INDEX_SHARE = 0.05
+"""Part of the time that writing the index may take: it grows with the number of drives."""
 
 
 class Drives(Protocol):
@@ -221,7 +225,8 @@ def fill_folder(
         count: Drives 0 to ``count`` - 1 are wanted.
         workers: Processes.
         on_done: Called with the number of drives there are; True stops early.
-        write_index: Called with the entries of all drives, at first and in the end.
+        write_index: Called with the entries of all drives: at first, in the end, and every few
+            seconds in between, so that a process that is killed loses no more than that.
         write_drive: Function of a module that writes one drive and returns its entry.
         drives: What it writes.
 
@@ -229,7 +234,7 @@ def fill_folder(
         Drives in the folder.
 
     Raises:
-        ConfigError: If the folder holds something else.
+        ConfigError: If the folder holds something else, or an index that cannot be read.
     """
     folder.mkdir(parents=True, exist_ok=True)
     if not (folder / INDEX).exists() and any(folder.iterdir()):
@@ -244,11 +249,19 @@ def fill_folder(
                 return
             yield number
 
-    write_index(list(entries.values()))
+    def write() -> float:
+        started = time.monotonic()
+        write_index([entries[k] for k in sorted(entries)])
+        ended = time.monotonic()
+        return ended + max(_INDEX_EVERY_S, (ended - started) / _INDEX_SHARE)
+
+    due_s = write()
     for number, entry in each_drive(write_drive, drives, numbers(), workers, folder):
         entries[number] = entry
+        if time.monotonic() >= due_s:
+            due_s = write()
         stopped = on_done(len(entries)) or stopped
-    write_index([entries[k] for k in sorted(entries)])
+    write()
     return len(entries)
 
 
@@ -263,5 +276,11 @@ def _write_drive(drives: Drives, number: int, folder: Path) -> dict[str, object]
 def _present(folder: Path) -> dict[int, dict[str, object]]:
     if not (folder / INDEX).exists():
         return {}
-    tree = json.loads((folder / INDEX).read_text(encoding="utf-8"))
-    return {int(entry["file"][6:12]): entry for entry in tree["shards"]}
+    try:
+        tree = json.loads((folder / INDEX).read_text(encoding="utf-8"))
+        return {int(entry["file"][6:12]): entry for entry in tree["shards"]}
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise ConfigError(
+            f"Index of frames '{folder / INDEX}' cannot be read: {error!r}; remove the folder and "
+            "make the frames again."
+        ) from None

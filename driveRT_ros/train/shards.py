@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+import os
+from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
@@ -55,7 +57,14 @@ def write_index(
         "class_names": list(class_names),
         "shards": list(entries),
     }
-    (folder / INDEX).write_text(json.dumps(tree), encoding="utf-8")
+    replace_index(folder, tree)
+
+
+def replace_index(folder: Path, tree: Mapping[str, Any]) -> None:
+    """Write an index in place of the older one: readers find either, and each of them whole."""
+    part = folder / f"{INDEX}.part"
+    part.write_text(json.dumps(tree), encoding="utf-8")
+    os.replace(part, folder / INDEX)
 
 
 class Shards:
@@ -85,7 +94,10 @@ class Shards:
             self.labels = [np.array(v, np.int64) for s in shards for v in s["labels"]]
             self.num_points = [np.array(v, np.int64) for s in shards for v in s["num_points"]]
         except (OSError, ValueError, KeyError, TypeError) as error:
-            raise ConfigError(f"Index of frames '{path}' cannot be read: {error!r}.") from None
+            raise ConfigError(
+                f"Index of frames '{path}' cannot be read: {error!r}; remove the folder and make "
+                "the frames again."
+            ) from None
         if kind != (FORMAT, VERSION):
             raise ConfigError(f"'{path}' is {kind}, this version reads {(FORMAT, VERSION)}.")
         if names != class_names:

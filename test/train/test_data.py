@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import itertools
+import json
+import math
 import shutil
 from pathlib import Path
 
@@ -11,6 +13,7 @@ import pytest
 
 from driveRT_ros.core.errors import ConfigError
 from driveRT_ros.core.frame import NUSCENES_CLASSES
+from driveRT_ros.train import drives as drives_module
 from driveRT_ros.train.augment import Database
 from driveRT_ros.train.config import FIRST_TRAINING_SEED, TrainConfig
 from driveRT_ros.train.data import (
@@ -180,6 +183,42 @@ def test_shards_of_the_simulator_can_be_stopped_and_gone_on_with(tmp_path):
     (tmp_path / "other" / "file").touch()
     with pytest.raises(ConfigError, match="other files"):
         make_shards(drives, config, tmp_path / "other", 1, 1, lambda done: False)
+
+
+def test_shards_that_were_written_outlive_a_killed_process(tmp_path, monkeypatch):
+    """Nothing runs any more after SIGKILL: what no index names would have to be made again."""
+    monkeypatch.setattr(drives_module, "_INDEX_EVERY_S", 0.0)
+    monkeypatch.setattr(drives_module, "_INDEX_SHARE", math.inf)
+    named = []
+
+    def look(done):
+        named.append(len(json.loads((tmp_path / "index.json").read_text())["shards"]))
+        return False
+
+    config = small_config()
+    assert make_shards(FewDrives(), config, tmp_path, 8, 1, look) == 8
+    assert named == list(range(1, 9))
+
+
+def test_an_index_is_whole_while_another_takes_its_place(tmp_path, monkeypatch):
+    shards = write_frames(tmp_path / "s")
+
+    def die(path, text, **_):
+        path.write_bytes(text[:10].encode())
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(Path, "write_text", die)
+    with pytest.raises(KeyboardInterrupt):
+        write_index(tmp_path / "s", [], small_config().model.class_names, "test")
+    assert len(Shards(tmp_path / "s", small_config().model.class_names)) == len(shards)
+
+
+def test_a_truncated_index_is_told_with_what_to_do(tmp_path):
+    write_frames(tmp_path / "s")
+    index = tmp_path / "s" / "index.json"
+    index.write_text(index.read_text()[:40])
+    with pytest.raises(ConfigError, match="remove the folder and make the frames again"):
+        make_shards(FewDrives(), small_config(), tmp_path / "s", 4, 1, lambda done: False)
 
 
 def test_the_database_of_drives_is_the_same_each_time():
