@@ -76,7 +76,7 @@ class Trainer:
         identity: Groups of parameters that must stay the same where a run goes on.
     """
 
-    identity: tuple[str, ...] = ("seed", "voxelization", "model", "optimizer")
+    identity: tuple[str, ...] = ("seed", *_SHARED, "optimizer")
 
     def __init__(
         self,

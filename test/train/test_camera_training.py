@@ -15,6 +15,7 @@ from driveRT_ros.core.bev_pool import bev_pool
 from driveRT_ros.core.camera_config import CameraConfig
 from driveRT_ros.core.camera_pipeline import CameraPipeline
 from driveRT_ros.core.camera_rig import frustum_shape, pool_grid
+from driveRT_ros.core.errors import CheckpointError
 from driveRT_ros.core.frame import BevGrid
 from driveRT_ros.core.pool_types import CameraGeometry
 from driveRT_ros.core.reference.bev_pool import build_scatter_map
@@ -185,6 +186,26 @@ def test_a_run_that_was_stopped_goes_on_to_the_same_bits(tmp_path):
         load_camera_weights(tmp_path / n / WEIGHTS, config.camera) for n in ("whole", "parts")
     )
     assert one.sha256 == two.sha256
+
+
+@pytest.mark.parametrize(
+    "other",
+    [
+        {"image": {"size_hw": [64, 160]}},
+        {"grid": {"resolution_m": 2.0}},
+        {"depth": {"max_m": 46.0}},
+    ],
+)
+def test_a_state_of_another_geometry_is_refused(other, tmp_path):
+    """These change no weight: the state would fit, and mean something else."""
+    config = small_camera_config()
+    CameraTrainer(config, tmp_path, CPU).save()
+    model = {**TREE["model"]}
+    for name, values in other.items():
+        model[name] = {**model.get(name, {}), **values}
+    trainer = CameraTrainer(small_camera_config(model=model), tmp_path, CPU)
+    with pytest.raises(CheckpointError, match="go on with the same"):
+        trainer.resume()
 
 
 def test_what_is_exported_computes_what_was_trained(tmp_path):

@@ -224,7 +224,11 @@ def test_without_its_moments_the_optimizer_warms_up_again(tmp_path):
 
 def test_a_state_of_another_model_or_cycle_is_refused(tmp_path):
     run(small_config(optimizer={"steps": 2}), tmp_path, steps=1)
-    for other in ({"optimizer": {"steps": 3}}, {"model": {"channels": (6, 8, 12, 8, 8, 8)}}):
+    for other in (
+        {"optimizer": {"steps": 3}},
+        {"model": {"channels": (6, 8, 12, 8, 8, 8)}},
+        {"densification_params": {"num_past_frames": 2}},
+    ):
         trainer = Trainer(small_config(**{"optimizer": {"steps": 2}, **other}), tmp_path, CPU)
         with pytest.raises(CheckpointError, match="go on with the same"):
             trainer.resume()
