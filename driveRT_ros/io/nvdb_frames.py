@@ -1,4 +1,4 @@
-"""Voxels of clouds as NanoVDB files, one by one or beside a detector that must not wait."""
+"""Voxels of clouds as NanoVDB files, one by one or beside a detector that waits for no disk."""
 
 from __future__ import annotations
 
@@ -16,9 +16,8 @@ from driveRT_ros.core.sparse_types import Voxels
 from driveRT_ros.core.voxelize import voxelize
 from driveRT_ros.io.nvdb import INDEX_SUFFIX, SUFFIX, write_frame_grid
 
-PREFIX = "voxels_"
-"""Before the stamp in names of the files that :class:`GridFiles` writes, and removes."""
-
+_STAMP = 19 * "[0-9]"
+"""Stamps in names of files, as patterns have them."""
 _HEIGHT, _INTENSITY = 2, 3
 """Columns of the voxel features."""
 _NICE = 10
@@ -66,11 +65,16 @@ def write_cloud_grid(
 class GridFiles:
     """Write the voxels of every so manieth frame, in a thread of low priority, and keep the newest.
 
-    A frame that comes while one is still being written is left out: nothing waits, nothing piles
-    up. Files are complete or not there. One thread calls this.
+    A frame that comes while one is still being written is left out: nothing waits for a disk,
+    nothing piles up. Points on a GPU are copied to the host first, and for that copy, of 20 bytes a
+    point, the caller does wait. Files are complete or not there. One thread calls this.
+
+    Args:
+        owner: Name of the node; files of others in the same folder stay.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, owner: str = "") -> None:
+        self._prefix = prefix_of(owner)
         self._frames = 0
         self._thread: threading.Thread | None = None
         self._faults: dict[str, str] = {}
@@ -120,11 +124,11 @@ class GridFiles:
                 own = os.PRIO_PROCESS, threading.get_native_id()
                 os.setpriority(*own, max(_NICE, os.getpriority(*own)))
             folder.mkdir(parents=True, exist_ok=True)
-            path = folder / f"{PREFIX}{stamp_ns:019d}{SUFFIX}"
+            path = folder / f"{self._prefix}{stamp_ns:019d}{SUFFIX}"
             try:
                 write_cloud_grid(path, points, config.voxelization)
             finally:  # a disk may be full: old files go all the same
-                keep_newest(folder, config.diagnostics.nanovdb_keep)
+                keep_newest(folder, config.diagnostics.nanovdb_keep, self._prefix)
         except Exception as error:  # whatever it is, detection goes on, and the node tells of it
             reason = str(error) if isinstance(error, ConfigError) else f"{error}."
             with self._lock:
@@ -133,16 +137,27 @@ class GridFiles:
                 )
 
 
-def keep_newest(folder: Path, frames: int) -> None:
+def prefix_of(owner: str) -> str:
+    """Return what stands before the stamp in names of files.
+
+    Args:
+        owner: Name of a node, such as ``/front/lidar_node``; empty for none.
+    """
+    name = owner.strip("/").replace("/", ".")
+    return f"{name}_voxels_" if name else "voxels_"
+
+
+def keep_newest(folder: Path, frames: int, prefix: str) -> None:
     """Remove files of all but the newest frames, and what was left half-written.
 
     Args:
         folder: Where :class:`GridFiles` writes; other files stay.
         frames: How many frames to keep.
+        prefix: See :func:`prefix_of`.
     """
-    for partial in folder.glob(f"{PREFIX}*{SUFFIX}.part"):
+    for partial in folder.glob(f"{prefix}{_STAMP}.*.part"):
         partial.unlink(missing_ok=True)
-    files = [f for f in folder.glob(f"{PREFIX}*{SUFFIX}") if not f.name.endswith(INDEX_SUFFIX)]
+    files = list(folder.glob(f"{prefix}{_STAMP}{SUFFIX}"))
     files.sort(key=lambda file: (file.stat().st_mtime_ns, file.name))
     for file in files[: max(0, len(files) - frames)]:
         file.with_name(file.name.removesuffix(SUFFIX) + INDEX_SUFFIX).unlink(missing_ok=True)

@@ -83,17 +83,22 @@ class LidarHandler:
         config: Everything the detector takes.
         pipeline: The detector, warmed up.
         device: Where sweeps are joined; the pipeline takes them from anywhere.
+        name: Of the node, for names of files.
     """
 
     noun, notes_text = "cloud", NOTE_TEXT
 
     def __init__(
-        self, config: LidarConfig, pipeline: LidarPipeline, device: torch.device = _CPU
+        self,
+        config: LidarConfig,
+        pipeline: LidarPipeline,
+        device: torch.device = _CPU,
+        name: str = "",
     ) -> None:
         self.config = config
         self._pipeline, self._make_rows = pipeline, rows_for(device)
         self._sweeps = sweeps_for(config.densification_params, device)
-        self.grid_files = GridFiles()
+        self.grid_files = GridFiles(name)
 
     def reconfigure(self, config: LidarConfig) -> None:
         """Go on with other thresholds or another grid; weights and history stay."""

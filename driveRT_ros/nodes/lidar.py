@@ -46,7 +46,8 @@ class LidarNode(PerceptionNode):
 
     def make_handler(self, config: LidarConfig, pipeline: LidarPipeline) -> LidarHandler:
         """Return the handler of clouds."""
-        return LidarHandler(config, pipeline, device_named(config.device))
+        name = self.get_fully_qualified_name()
+        return LidarHandler(config, pipeline, device_named(config.device), name)
 
     def make_session(self) -> LidarSession:
         """Open the topics."""

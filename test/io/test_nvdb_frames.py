@@ -15,7 +15,7 @@ from driveRT_ros.core.errors import ConfigError
 from driveRT_ros.core.voxelize import voxelize
 from driveRT_ros.io import nvdb_frames
 from driveRT_ros.io.nvdb import active_voxels, channels, read_nvdb
-from driveRT_ros.io.nvdb_frames import GridFiles
+from driveRT_ros.io.nvdb_frames import GridFiles, prefix_of
 
 STAMP_NS = 1_700_000_000_000_000_000
 
@@ -50,13 +50,34 @@ def test_a_frame_becomes_the_files_that_export_writes(tmp_path):
 def test_every_so_manieth_frame_is_written_and_the_newest_are_kept(tmp_path):
     files, config = GridFiles(), config_for(tmp_path, nanovdb_every=3, nanovdb_keep=2)
     (tmp_path / "mine.nvdb").write_text("not one of these")
-    (tmp_path / "voxels_1.nvdb.part").write_text("left by a process that was killed")
+    (tmp_path / f"voxels_{1:019d}.nvdb.part").write_text("left by a process that was killed")
     for number in range(10):  # frames 0, 3, 6 and 9 are written
         files.frame(STAMP_NS + number, points_of(), config)
         assert files.wait(20)
     left = {path.name for path in tmp_path.iterdir()}
     kept = {f"voxels_{STAMP_NS + n}{end}" for n in (6, 9) for end in (".nvdb", ".index.nvdb")}
     assert left == {"mine.nvdb", *kept}
+
+
+@pytest.mark.parametrize(
+    "names",
+    [("/front/lidar_node", "/rear/lidar_node"), ("/a", "/a_voxels_1"), ("", "/voxels"), ("/b", "")],
+)
+def test_two_nodes_of_one_folder_leave_each_other_their_files(names, tmp_path):
+    """Each would remove the newest of the other, and what the other is still writing."""
+    config = config_for(tmp_path, nanovdb_keep=1)
+    writers = [GridFiles(name) for name in names]
+    half = [f"{prefix_of(name)}{1:019d}.index.nvdb.part" for name in names]
+    for number, files in enumerate(2 * writers):
+        if number == 3:
+            (tmp_path / half[0]).touch()
+        assert files.frame(STAMP_NS + number, points_of(), config) == {} and files.wait(20)
+    kept = {
+        f"{prefix_of(name)}{STAMP_NS + number}{end}"
+        for name, number in zip(names, (2, 3))
+        for end in (".nvdb", ".index.nvdb")
+    }
+    assert {path.name for path in tmp_path.iterdir()} == {*kept, half[0]} and len(kept) == 4
 
 
 def test_files_that_cannot_be_written_do_not_keep_old_ones(tmp_path, monkeypatch):
@@ -66,7 +87,7 @@ def test_files_that_cannot_be_written_do_not_keep_old_ones(tmp_path, monkeypatch
         raise ConfigError("No space left on device.")
 
     for number in range(5):
-        (tmp_path / f"voxels_{number}.nvdb").write_text("old")
+        (tmp_path / f"voxels_{number:019d}.nvdb").write_text("old")
     monkeypatch.setattr(nvdb_frames, "write_cloud_grid", write)
     files, config = GridFiles(), config_for(tmp_path, nanovdb_keep=2)
     assert files.frame(STAMP_NS, points_of(), config) == {} and files.wait(20)

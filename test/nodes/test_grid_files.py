@@ -86,7 +86,7 @@ def test_a_file_that_is_being_written_is_finished_before_the_node_ends(
     active.handle_cloud(make_cloud(S))
     assert active.wait_idle(20.0) and not list(tmp_path.iterdir())
     assert active.close() if end == "close" else getattr(active, f"trigger_{end}")()
-    assert read_nvdb(tmp_path / f"voxels_{S:019d}.nvdb")[0].voxel_count > 0
+    assert read_nvdb(tmp_path / f"lidar_node_voxels_{S:019d}.nvdb")[0].voxel_count > 0
 
 
 def test_a_disk_that_hangs_keeps_no_node_from_ending(
