@@ -1,7 +1,8 @@
 """Boxes of one result beside those of another: how far apart, and why one is missing.
 
 Rounding decides about a box whose score is at its threshold, or at the last place of a full head,
-and, now and then, about which of two overlapping boxes with nearly equal scores stays.
+and, now and then, about which of two overlapping boxes with nearly equal scores stays, where boxes
+are compared at all: selection 'max_pool' lets overlapping ones stay.
 """
 
 from __future__ import annotations
@@ -25,7 +26,8 @@ class Missing:
 
     Args:
         near_limit: Their score is at the threshold, or at the last place of a full head.
-        ties: A box of the other result that overlaps them has a nearly equal score.
+        ties: A box of the other result that overlaps them, and that suppression lets stay in
+            their place, has a nearly equal score.
         unexplained: Rounding does not decide about them.
     """
 
@@ -78,6 +80,7 @@ def explain_missing(
     beaten = (overlap > post.iou_nms_threshold - _OVERLAP_MARGIN) & (mine[:, None] == theirs[None])
     beaten &= others.scores[None].double() >= ones.scores[:, None].double() - margin
     tied = missing & (beaten & (difference > APART)).any(dim=1)
+    tied &= post.selection == "nms"  # nothing else suppresses a box
     return Missing(
         near_limit=int((absent & ~missing).sum()),
         ties=int(tied.sum()),

@@ -236,6 +236,13 @@ def test_of_overlapping_boxes_with_nearly_equal_scores_either_may_stay(winner, t
     assert (result.ties, result.unexplained) == (ties, 2 - ties)
 
 
+def test_where_boxes_are_not_suppressed_an_overlap_excuses_none():
+    """Both boxes may stay where only heat of cells is compared: one of them is lost."""
+    config = LidarConfig.from_dict({"post_process_params.selection": "max_pool"})
+    result = tally(boxes((0.0, 0.0, CAR, 0.5)), boxes((1.0, 0.0, CAR, 0.505)), config)
+    assert (result.ties, result.unexplained) == (0, 2)
+
+
 def test_tallies_add_up_and_keep_the_worst_difference():
     total = BoxTally(3, 4, 2, 1, 1, 1, 0.05, 0.01) + BoxTally(1, 1, 1, 0, 0, 0, 0.02, 0.015)
     assert total == BoxTally(4, 5, 3, 1, 1, 1, 0.05, 0.015)
