@@ -15,7 +15,9 @@
 //
 // Estimate: the leaves are read once, 2144 bytes each, and 64 bytes a node are written and read again;
 // the rest is small. Float64 adds 3 operations a voxel: on chips with few such units `moments` = 0
-// leaves means and deviations out. Not measured yet.
+// leaves means and deviations out. By design a warp loads its leaf at once and then sums in a fixed
+// order, twice, the second time with the mean of the first: no load is in flight meanwhile, so that
+// only other warps of the multiprocessor keep the memory busy.
 #include "grid_ops.cuh"
 
 #define LEAF_THREADS 256
