@@ -297,7 +297,8 @@ class LidarConfig(Config):
     use_shipped_weights: bool = param(
         True,
         "Where checkpoint_path is empty, run the trained weights that come with the package, and "
-        "their model, unless 'model' or 'voxelization.voxel_size' was changed to another.",
+        "their model, unless 'model', 'voxelization.voxel_size' or the z of "
+        "'voxelization.point_cloud_range' was changed to another.",
     )
     checkpoint_layout: str = param(
         "auto",

@@ -55,7 +55,8 @@ def with_shipped_weights(config: C) -> C:
 
     Where the package holds trained weights, ``checkpoint_path`` and ``model`` become theirs. They
     stay as they are where weights are named, where shipped ones are not wanted, and where the model
-    was chosen and is another one, or has voxels of another size.
+    was chosen and is another one, or has voxels of another size or another range of z: the network
+    knows heights by their place in that range. Any range of x and y will do.
 
     Args:
         config: As asked for.
@@ -67,11 +68,16 @@ def with_shipped_weights(config: C) -> C:
     path = shipped.path()
     if config.checkpoint_path or not config.use_shipped_weights or not path.is_file():
         return config
-    usual = VoxelizationConfig().voxel_size
-    if isinstance(config, LidarConfig) and config.voxelization.voxel_size != usual:
+    usual = _grid(VoxelizationConfig())
+    if isinstance(config, LidarConfig) and _grid(config.voxelization) != usual:
         return config
     header = read_header(path, shipped.kind, shipped.version)
     model = stored_model(path, header, type(config.model))
     if config.model not in (type(config.model)(), model):
         return config
     return dataclasses.replace(config, checkpoint_path=str(path), model=model)
+
+
+def _grid(voxels: VoxelizationConfig) -> tuple[float, ...]:
+    """Return what a network depends on: voxel size, and bottom and top of the range."""
+    return (*voxels.voxel_size, *voxels.point_cloud_range[2::3])

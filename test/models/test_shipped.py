@@ -47,11 +47,18 @@ def test_who_names_no_weights_runs_those_of_the_package_with_their_model(folder:
         {"model.channels": [4, 4, 4, 4, 4, 4]},
         {"model.heads": ["car"]},
         {"voxelization.voxel_size": [0.1, 0.1, 0.2]},
+        {"voxelization.point_cloud_range": [-54.0, -54.0, -4.0, 54.0, 54.0, 3.0]},
+        {"voxelization.point_cloud_range": [-54.0, -54.0, -5.0, 54.0, 54.0, 5.0]},
     ],
 )
 def test_what_was_chosen_stays(folder: Path, values: dict[str, object]) -> None:
     asked = LidarConfig.from_dict(values)
     assert with_shipped_weights(asked) == asked
+
+
+def test_a_smaller_range_on_the_ground_takes_the_weights_of_the_package(folder: Path) -> None:
+    asked = {"voxelization.point_cloud_range": [0.0, -30.0, -5.0, 80.0, 30.0, 3.0]}
+    assert with_shipped_weights(LidarConfig.from_dict(asked)).checkpoint_path == str(LIDAR.path())
 
 
 def test_where_the_package_has_no_weights_nothing_is_chosen(folder: Path) -> None:
