@@ -38,6 +38,8 @@ _FROM_CUDA = re.compile(
 )
 _OUT_OF_MEMORY = re.compile(r"\bout of memory\b|_STATUS_ALLOC_FAILED\b")
 
+_wrecks: list[tuple[object, ...]] = []
+
 
 @dataclass(frozen=True)
 class DeviceFault:
@@ -72,6 +74,20 @@ def device_fault(error: BaseException) -> DeviceFault | None:
     if _OUT_OF_MEMORY.search(text):
         return DeviceFault(OUT_OF_MEMORY)
     return DeviceFault(DEVICE_ERROR, any(known in text for known in _CONTEXT_LOST.values()))
+
+
+def out_of_memory(error: BaseException) -> bool:
+    """Return whether an error says that a GPU, or its pinned memory, is full."""
+    fault = device_fault(error)
+    return fault is not None and fault.reason == OUT_OF_MEMORY
+
+
+def keep(*wreck: object) -> None:
+    """Keep what lies in a lost context as long as the process lives.
+
+    Freeing it would call CUDA, which may abort; so may freeing pinned memory that was given to it.
+    """
+    _wrecks.append(wreck)
 
 
 def first_line(error: BaseException) -> str:

@@ -16,7 +16,7 @@ from typing import Any
 
 import torch
 
-from driveRT_ros.core.device_faults import DeviceFault, device_fault, first_line
+from driveRT_ros.core.device_faults import DeviceFault, device_fault, first_line, keep
 from driveRT_ros.core.errors import DeviceError
 from driveRT_ros.nodes.health import ERROR, WARN, Health
 
@@ -28,8 +28,6 @@ FIRST_WAIT_S, LAST_WAIT_S = 10.0, 300.0
 
 FALLBACK, LOST = "device_fallback", "device_lost"
 """Kinds of the faults that stay in the diagnostics: until the GPU works, and for good."""
-
-_WRECKS: list[Any] = []  # what lies in a lost context: freeing it would call CUDA, which may abort
 
 
 class DeviceGuard:
@@ -153,7 +151,7 @@ class DeviceGuard:
         wreck, self._pipeline = self._pipeline, None
         self._failures += 1
         if fault.context_lost:
-            _WRECKS.append((wreck, error))  # its traceback holds what was in work
+            keep(wreck, error)  # its traceback holds what was in work
             self._give_up(error)
         elif self._failures >= MAX_FAILURES:
             self._fall_back(error)

@@ -12,6 +12,7 @@ from driveRT_ros.core.device_faults import (
     DeviceFault,
     device_fault,
     first_line,
+    out_of_memory,
 )
 from driveRT_ros.core.errors import ConfigError, DeviceError, InvalidFrame
 
@@ -49,6 +50,7 @@ def accelerator_error(code: int, text: str) -> Exception:
 )
 def test_faults_of_a_gpu_are_known_by_code_or_by_text(error: Exception, fault: object) -> None:
     assert device_fault(error) == fault
+    assert out_of_memory(error) == (fault == FULL)
 
 
 @pytest.mark.parametrize(

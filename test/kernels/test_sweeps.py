@@ -8,10 +8,10 @@ import numpy as np
 import pytest
 import torch
 
+from driveRT_ros.core import device_faults
 from driveRT_ros.core.config import DensificationConfig, LidarConfig
 from driveRT_ros.core.errors import DeviceError, InvalidFrame
 from driveRT_ros.core.frame import PointBatch
-from driveRT_ros.core.gpu import sweeps
 from driveRT_ros.core.gpu.sweeps import DeviceSweepBuffer
 from driveRT_ros.core.pipeline import LidarPipeline
 from driveRT_ros.core.rows import rows_for
@@ -181,13 +181,13 @@ def test_where_the_gpu_fails_the_host_goes_on_with_the_same_sweeps(
     backend, monkeypatch, code, lost
 ):
     """Neither the frame nor the history is lost, and a device that is gone is left alone."""
-    monkeypatch.setattr(sweeps, "_WRECKS", [])
+    monkeypatch.setattr(device_faults, "_wrecks", [])
     host, device = both(backend)
     for k in failing_from_3_to_5(device, DeviceError(f"CUDA error {code} in a test.", code)):
         want = host.push(cloud(200, k), pose(k))
         found = device.push(cloud(200, k), pose(k)).cpu()
         np.testing.assert_allclose(found, want, rtol=3e-7, atol=1e-12)
-        assert len(sweeps._WRECKS) == int(lost and k >= 3)
+        assert len(device_faults._wrecks) == int(lost and k >= 3)
         assert (device._past[0].there is None) == (3 <= k < 6 or (lost and k >= 3))
 
 

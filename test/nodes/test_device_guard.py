@@ -10,13 +10,13 @@ import numpy as np
 import pytest
 import torch
 
+from driveRT_ros.core import device_faults
 from driveRT_ros.core.camera_config import CameraConfig
 from driveRT_ros.core.camera_pipeline import CameraPipeline
 from driveRT_ros.core.config import LidarConfig
 from driveRT_ros.core.device_faults import DEVICE_ERROR, OUT_OF_MEMORY
 from driveRT_ros.core.errors import ConfigError, InvalidFrame
 from driveRT_ros.core.pipeline import LidarPipeline
-from driveRT_ros.nodes import device_guard
 from driveRT_ros.nodes.device_guard import FIRST_WAIT_S, LAST_WAIT_S, MAX_FAILURES, DeviceGuard
 from driveRT_ros.nodes.diagnostics import statuses
 from driveRT_ros.nodes.health import ERROR, WARN, Health
@@ -96,7 +96,7 @@ def emptied(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     calls: list[str] = []
     monkeypatch.setattr(torch.cuda, "empty_cache", lambda: calls.append("emptied"))
     monkeypatch.setattr(torch.cuda, "synchronize", lambda device: None)
-    monkeypatch.setattr(device_guard, "_WRECKS", [])
+    monkeypatch.setattr(device_faults, "_wrecks", [])
     return calls
 
 

@@ -10,7 +10,7 @@ import torch
 
 from driveRT_ros.core.config import DensificationConfig
 from driveRT_ros.core.cuda import Kernel
-from driveRT_ros.core.device_faults import device_fault
+from driveRT_ros.core.device_faults import device_fault, keep
 from driveRT_ros.core.frame import PointBatch
 from driveRT_ros.core.kernel_args import struct_values
 from driveRT_ros.core.rows import rows_for
@@ -29,8 +29,6 @@ _SWEEPS = 16  # of a launch: as in kernels/sweeps.cu
 
 Run = Callable[..., None]
 """Launches ``(kernel, grid, threads, *arguments)``."""
-
-_WRECKS: list[Any] = []  # pinned memory that a lost context was given: freeing it may abort
 
 
 class DeviceSweepBuffer(SweepBuffer):
@@ -66,7 +64,7 @@ class DeviceSweepBuffer(SweepBuffer):
                 raise
             self._left_alone = fault.context_lost
             if self._left_alone:
-                _WRECKS.append((error, batch, [sweep.there for sweep in self._past]))
+                keep(error, batch, [sweep.there for sweep in self._past])
         for sweep in self._past:
             sweep.there = None  # what came of it is not known
         return super()._join(batch, pose)
