@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import weakref
+
 import pytest
 import torch
 
@@ -9,7 +11,7 @@ from driveRT_ros.core.config import LidarConfig
 from driveRT_ros.core.errors import DeviceError, InvalidFrame
 from driveRT_ros.core.gpu.growth import MOST_POINTS, MOST_VOXELS, HighWater, larger, refusal
 from driveRT_ros.core.pipeline import LidarPipeline
-from test.support.fake_engine import FakeEngine, engine_pipeline
+from test.support.fake_engine import FakeEngine, FakeHeads, engine_pipeline
 from test.support.lidar_frames import street
 
 SMALL = {
@@ -96,6 +98,66 @@ def test_without_memory_for_a_larger_engine_the_reference_goes_on_and_nothing_is
         assert "engine_overflow" in got.report.notes and "engine_grown" not in got.report.notes
     assert len(tried) == 1 and pipeline._front_end._engine is first
     assert pipeline.process(cloud[:100]).report.overflow == {}
+
+
+@pytest.mark.parametrize("points", [1000, 50_000])
+@pytest.mark.parametrize("full", ["engine that runs", "heads", "heads that run"])
+def test_memory_that_ends_after_the_growth_costs_the_growth_and_no_frame(
+    full, points, cloud, monkeypatch
+):
+    """Two engines, and heads over both, may be more than there is room for."""
+    config = settings(input__point_capacity=points)
+    pipeline, first = engine_pipeline(config)
+    front, made, alive = pipeline._front_end, [], []
+    make, refer = front._make, front._fallback.run
+
+    def no_memory(*_):
+        raise torch.OutOfMemoryError("CUDA out of memory.")
+
+    def make_larger(config: LidarConfig) -> FakeEngine:
+        engine = make(config)
+        made.append(weakref.ref(engine))
+        if full == "engine that runs":
+            engine.run_layers = no_memory
+        return engine
+
+    def make_heads(config: LidarConfig, engine: FakeEngine) -> FakeHeads:
+        if full == "heads" and engine is not first:
+            no_memory()
+        return FakeHeads(engine, full=engine is not first)
+
+    def run(*given):
+        alive.append(made[0]() is not None)
+        return refer(*given)
+
+    front._make, front._make_heads = make_larger, make_heads
+    monkeypatch.setattr(front._fallback, "run", run)
+    pipeline._back_end = pipeline._make_back_end(config)
+    want = LidarPipeline(config, None, "cpu").process(cloud)
+    for _ in range(2):
+        got = pipeline.process(cloud)
+        assert len(got) > 5 and torch.equal(got.boxes, want.boxes)
+        assert got.report.voxels_per_level == want.report.voxels_per_level
+        assert got.report.overflow
+        assert "engine_overflow" in got.report.notes and "engine_grown" not in got.report.notes
+    assert alive == [False, False], "the reference needs the memory of the larger engine"
+    assert len(made) == 1 and front._engine is pipeline._back_end._engine is first
+    assert front.high_water["points"][1] == points
+    assert pipeline.process(cloud[:100]).report.overflow == {} and len(alive) == 2
+
+
+def test_another_error_of_the_heads_over_a_larger_engine_comes_out(cloud):
+    pipeline, first = engine_pipeline(settings())
+
+    def make_heads(config: LidarConfig, engine: FakeEngine) -> FakeHeads:
+        if engine is not first:
+            raise DeviceError("CUDA error 719 (unspecified launch failure) in a test.", 719)
+        return FakeHeads(engine)
+
+    pipeline._front_end._make_heads = make_heads
+    pipeline._back_end = pipeline._make_back_end(settings())
+    with pytest.raises(DeviceError, match="719"):
+        pipeline.process(cloud)
 
 
 @pytest.mark.parametrize("changed", [{}, {"input.point_capacity": 100_000}])

@@ -7,6 +7,7 @@ from types import SimpleNamespace
 
 import torch
 
+from driveRT_ros.core.back_end import Found
 from driveRT_ros.core.config import LidarConfig
 from driveRT_ros.core.front_end import FrontEnd
 from driveRT_ros.core.gpu.counts import CountsReader
@@ -17,6 +18,13 @@ from driveRT_ros.core.pipeline import LidarPipeline
 from driveRT_ros.models.voxelnext import Backbone
 
 EVERY_VOXEL = 4_000_000
+DROPPED = (
+    "non_finite_heat",
+    "over_top_k_candidates",
+    "non_finite_boxes",
+    "implausible_boxes",
+    "out_of_range_boxes",
+)
 
 
 class FakeMaps:
@@ -98,15 +106,40 @@ class FakeEngine:
         maps.dropped[:] = torch.tensor(dropped)
 
 
+class FakeHeads:
+    """The face of the heads of an engine: they find nothing, or no memory to run in.
+
+    Args:
+        engine: Makes the rows.
+        full: Whether memory runs out.
+    """
+
+    def __init__(self, engine: FakeEngine, *, full: bool = False) -> None:
+        self.features, self._full = engine.maps.points, full
+        self.before = torch.zeros(engine.maps.counts.size, dtype=torch.int32)
+        self.copy = SimpleNamespace(enqueue=lambda: None, wait=lambda: None)
+
+    def run_branches(self) -> None:
+        if self._full:
+            raise torch.OutOfMemoryError("CUDA out of memory.")
+
+    def suppress(self) -> None:
+        self.copy.words = self.before.numpy()
+
+    def found(self, rows: int) -> Found:
+        none = torch.zeros(0, 9), torch.zeros(0), torch.zeros(0, dtype=torch.int64)
+        return Found(*none, rows, dict.fromkeys(DROPPED, 0), list)
+
+
 def engine_pipeline(config: LidarConfig, **options: int) -> tuple[LidarPipeline, FakeEngine]:
     """Return a pipeline on the CPU that runs a fake engine, and the engine."""
     pipeline = LidarPipeline(config, None, "cpu")
-    tensors, made = pipeline.weights.to("cpu", torch.float32), []
+    tensors = pipeline.weights.to("cpu", torch.float32)
 
     def make(wanted: LidarConfig) -> FakeEngine:
-        made.append(FakeEngine(wanted, tensors, **options))
-        return made[-1]
+        return FakeEngine(wanted, tensors, **options)
 
     reference: FrontEnd = pipeline._front_end
-    pipeline._front_end = EngineFrontEnd(config, make, reference)  # type: ignore[arg-type]
-    return pipeline, made[0]
+    front = EngineFrontEnd(config, make, reference)  # type: ignore[arg-type]
+    pipeline._front_end = front
+    return pipeline, front._engine  # type: ignore[return-value]

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 import torch
 
 from driveRT_ros.core.back_end import BackEnd, Found
+from driveRT_ros.core.device_faults import out_of_memory
 from driveRT_ros.core.front_end import FrontFrame
 from driveRT_ros.core.gpu.engine_frame import EngineFrame
 from driveRT_ros.core.gpu.heads import SparseHeads
@@ -63,16 +64,31 @@ class EngineBackEnd:
     def run(self, front: FrontFrame, clock: StageClock) -> Found:
         """See :class:`~driveRT_ros.core.back_end.BackEnd`."""
         while isinstance(front, EngineFrame):
-            if front.engine is not self._engine:
-                heads = self._make(front.engine)
-                assert heads is not None  # only capacities differ
-                self._use(front.engine, heads)
-            self._find(front, clock)
+            if front.engine is self._engine:
+                self._find(front, clock)
+            elif not self._found_anew(front, clock):
+                front = front.give_up()
+                continue
             instead = front.instead
             if instead is None:
                 return self._heads.found(front.rows)
             front = instead
         return self._fallback.run(front, clock)
+
+    def _found_anew(self, frame: EngineFrame, clock: StageClock) -> bool:
+        """Go on with an engine that took the place of this; False where the memory is full."""
+        before = self._engine, self._heads, self.graphs
+        try:
+            heads = self._make(frame.engine)
+            assert heads is not None  # only capacities differ
+            self._use(frame.engine, heads)
+            self._find(frame, clock)
+        except Exception as error:  # of torch, or of the driver
+            self._engine, self._heads, self.graphs = before
+            if frame.shrink is None or not out_of_memory(error):
+                raise
+            return False
+        return True
 
     def _find(self, frame: EngineFrame, clock: StageClock) -> None:
         """Run the heads, and wait for boxes and counts."""

@@ -23,6 +23,11 @@ class EngineFrame:
         instead: Returns what becomes of a frame that did not fit, given what was needed.
         high_water: Told of every frame.
         lacked: What smaller engines had no room for in this very frame.
+
+    Attributes:
+        engine: As given.
+        shrink: Where the engine was built for this frame: goes back to the one before, and returns
+            what takes the place of the frame. None once the frame is through.
     """
 
     def __init__(
@@ -36,14 +41,23 @@ class EngineFrame:
         self.engine = engine
         self._cloud, self._make_instead, self._high_water = cloud, instead, high_water
         self._lacked = lacked
+        self.shrink: Callable[[], FrontFrame] | None = None
         self._counts: FrameCounts | None = None
         self._instead: FrontFrame | None = None
         self._result: FrontResult | None = None
 
     def settle(self, counts: FrameCounts) -> None:
         """Take the counts of this frame from whoever waited for them."""
-        self._counts = counts
+        self._counts, self.shrink = counts, None
         self._high_water.see(self._cloud.shape[0], counts.rows[:NUM_BACKBONE_LEVELS])
+
+    def give_up(self) -> FrontFrame:
+        """Leave the engine that was built for this frame, and return what takes its place."""
+        shrink, self.shrink = self.shrink, None
+        assert shrink is not None
+        del self.engine  # the last that holds it: its memory is needed
+        self._instead = shrink()
+        return self._instead
 
     @property
     def instead(self) -> FrontFrame | None:

@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import gc
 from collections.abc import Callable, Mapping
 
 import torch
 
 from driveRT_ros.core.back_end import BackEnd
 from driveRT_ros.core.config import LidarConfig
-from driveRT_ros.core.device_faults import OUT_OF_MEMORY, device_fault
-from driveRT_ros.core.front_end import FrontEnd, FrontFrame
+from driveRT_ros.core.device_faults import out_of_memory
+from driveRT_ros.core.front_end import FrontEnd, FrontFrame, FrontResult
 from driveRT_ros.core.gpu.back_end import EngineBackEnd
 from driveRT_ros.core.gpu.backbone import SparseBackbone
 from driveRT_ros.core.gpu.domains import BEV_DILATED, NUM_BACKBONE_LEVELS
@@ -32,6 +33,9 @@ class EngineFrontEnd:
     ``retry`` where there is no room for a larger engine, run it in ``fallback``: slow, but with the
     documented result (of too many voxels, the first ``max_voxels`` in order of appearance).
     ``strict`` refuses it. In any case :attr:`FrontResult.overflow` says what was needed.
+
+    Memory may run out as long as both engines are there: until the first frame of the larger one is
+    through its heads. Then the one before it goes on, and no larger one is tried again.
 
     Args:
         config: Capacities of the first engine, and the policy.
@@ -124,29 +128,54 @@ class EngineFrontEnd:
         """
         if self._config.overflow_policy == "strict":
             raise refusal(overflow)
-        grown, lacked = self._grow(overflow), {**lacked, **overflow}
-        if grown:
-            with torch.cuda.device_of(cloud):
-                cloud = self._engine.maps.load(cloud)
-            return self._enqueued(cloud, clock, lacked)
-        return dataclasses.replace(self._fallback.run(cloud, clock).result(), overflow=lacked)
-
-    def _grow(self, overflow: Overflow) -> bool:
-        """Go on with a larger engine, if that is wanted and one fits the limits and the memory."""
+        lacked = {**lacked, **overflow}
         config = larger(self._config, overflow) if self._may_grow else None
         if config is None:
-            return False
+            return self._referred(cloud, clock, lacked)
+        before = self._config, self._engine, self.graphs
+        shrink = functools.partial(self._shrunk, before, cloud, clock, lacked)
+        return self._grown(config, cloud, clock, lacked, shrink) or shrink()
+
+    def _referred(self, cloud: torch.Tensor, clock: StageClock, lacked: Overflow) -> FrontResult:
+        return dataclasses.replace(self._fallback.run(cloud, clock).result(), overflow=lacked)
+
+    def _grown(
+        self,
+        config: LidarConfig,
+        cloud: torch.Tensor,
+        clock: StageClock,
+        lacked: Overflow,
+        shrink: Callable[[], FrontFrame],
+    ) -> EngineFrame | None:
+        """Run a frame on a larger engine and go on with that; None where the memory is full."""
         try:
-            engine = self._make(config)
+            self._use(self._make(config))
+            self._config = config
+            with torch.cuda.device_of(cloud):
+                cloud = self._engine.maps.load(cloud)
+            frame = self._enqueued(cloud, clock, lacked)
         except Exception as error:  # of torch, or of the driver: pinned memory and kernels, too
-            fault = device_fault(error)
-            if fault is None or fault.reason != OUT_OF_MEMORY:
+            if not out_of_memory(error):
                 raise
-            self._may_grow = False  # the next attempt would end likewise, and take as long
-            return False
-        self._config = config
-        self._use(engine)
-        return True
+            return None
+        frame.shrink = shrink
+        return frame
+
+    def _shrunk(
+        self,
+        before: tuple[LidarConfig, SparseBackbone, StageGraphs],
+        cloud: torch.Tensor,
+        clock: StageClock,
+        lacked: Overflow,
+    ) -> FrontResult:
+        """Go back to the engine before, for good: the next attempt to grow would end likewise."""
+        self._config, self._engine, self.graphs = before
+        self._may_grow = False
+        device = self._engine.maps.device
+        if device.type == "cuda":
+            torch.cuda.synchronize(device)  # else memory is used again while kernels write there
+        gc.collect()  # what is left of the larger one and refers to itself
+        return self._referred(cloud, clock, lacked)
 
 
 def engine_heads(
