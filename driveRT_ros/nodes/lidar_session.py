@@ -19,7 +19,7 @@ from driveRT_ros.nodes.session import Session
 INPUT = "~/input/pointcloud"
 
 GRID_FILES_GRACE_S = 3.0
-"""How long the end of a session waits for the voxels that are being written."""
+"""How long the voxels that are being written are waited for, at most."""
 
 
 class LidarSession(Session):
@@ -55,12 +55,17 @@ class LidarSession(Session):
         self._health.reached("waiting_for_transform", len(self._gate))
 
     def close(self, timeout_s: float) -> bool:
-        """Close as any session, and let the voxels that are being written get onto the disk."""
+        """Close as any session, and let the voxels that are being written get onto the disk.
+
+        The frame in work and the files share the time: at the end of the process it is
+        ``EXIT_GRACE_S``, which ends before Ctrl-C forces the process out.
+        """
+        end_s = time.monotonic() + timeout_s
         ended = super().close(timeout_s)
-        if not self._grid_files.wait(GRID_FILES_GRACE_S):
+        if not self._grid_files.wait(min(max(end_s - time.monotonic(), 0.0), GRID_FILES_GRACE_S)):
             self._log.warning(
-                f"The voxels of a frame are still being written after {GRID_FILES_GRACE_S:g} s; if "
-                "the process ends now, that frame has no file in diagnostics.nanovdb_dir."
+                "The voxels of a frame are still being written; if the process ends now, that "
+                "frame has no file in diagnostics.nanovdb_dir."
             )
         return ended
 

@@ -18,6 +18,7 @@ from tf2_msgs.msg import TFMessage
 from driveRT_ros.core.errors import ConfigError, DriveRTError, InvalidFrame
 from driveRT_ros.io.bag import BagMessage
 from driveRT_ros.nodes.lidar import LidarNode
+from driveRT_ros.nodes.lidar_session import GRID_FILES_GRACE_S
 from driveRT_ros.nodes.offline_source import CloudSource, OfflineConfig
 from driveRT_ros.nodes.perception import PerceptionNode
 from driveRT_ros.nodes.progress import Progress
@@ -175,6 +176,10 @@ class OfflineNode(Offline, LidarNode):
         """Take a cloud."""
         self.handle_cloud(deserialize_message(message.raw, PointCloud2))
         self.flush()  # what is not there by now does not come: never wait by the wall clock
+
+    def _finish(self) -> None:
+        self._handler.grid_files.wait(GRID_FILES_GRACE_S)  # longer than closing may take
+        super()._finish()
 
 
 def _header_of(raw: bytes) -> Header:

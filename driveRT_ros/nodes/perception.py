@@ -28,7 +28,7 @@ FRAME_GRACE_S = 30.0
 """How long deactivation waits for the frame in work."""
 
 EXIT_GRACE_S = 1.0
-"""How long the end of the process waits for it."""
+"""How long the end of the process waits for it, and for files; shorter than EXIT_BOUND_S."""
 
 
 def topics_help(inputs: dict[str, str], outputs: dict[str, str], noun: str) -> str:

@@ -19,6 +19,8 @@ from driveRT_ros.io.nvdb import read_nvdb
 from driveRT_ros.nodes import lidar_session
 from driveRT_ros.nodes.handler import LidarHandler, PosedCloud
 from driveRT_ros.nodes.lidar import LidarNode
+from driveRT_ros.nodes.perception import EXIT_GRACE_S
+from driveRT_ros.nodes.stop import EXIT_BOUND_S
 from test.support.lidar_messages import SECOND as S
 from test.support.lidar_messages import SMALL_STILL, make_cloud
 from test.support.worker_bench import CONFIG
@@ -79,7 +81,7 @@ def test_a_file_that_is_being_written_is_finished_before_the_node_ends(
     write = nvdb_frames.write_cloud_grid
 
     def slowly(*given: Any) -> Any:
-        time.sleep(0.4)
+        time.sleep(0.2)
         return write(*given)
 
     monkeypatch.setattr(nvdb_frames, "write_cloud_grid", slowly)
@@ -101,3 +103,14 @@ def test_a_disk_that_hangs_keeps_no_node_from_ending(
     assert active.close()
     assert time.monotonic() - begin_s < 10.0 and not hangs.is_set()
     hangs.set()
+
+
+def test_files_and_the_frame_in_work_share_the_time_before_ctrl_c_forces_the_process_out(
+    active: LidarNode, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Else the process is gone while it still waits, and says goodbye to nobody."""
+    waited_s: list[float] = []
+    monkeypatch.setattr(active._handler.grid_files, "wait", waited_s.append)
+    active.close()
+    (longest_s,) = waited_s
+    assert 0.0 <= longest_s <= EXIT_GRACE_S < EXIT_BOUND_S
