@@ -13,6 +13,7 @@ from driveRT_ros.core.config import (
     DetectionHeads,
     DiagnosticsConfig,
     PostProcessConfig,
+    device_loss_param,
 )
 from driveRT_ros.core.errors import ConfigError
 from driveRT_ros.core.schema import Config, group, param
@@ -298,13 +299,7 @@ class CameraConfig(Config):
         choices=("fp32", "tf32", "fp16"),
     )
     device: str = param("auto", "'auto', 'cpu', 'cuda' or 'cuda:N'.")
-    on_device_loss: str = param(
-        "cpu",
-        "What to do once CUDA is lost to the process (an illegal address, an ECC error): 'cpu' "
-        "goes on there, slowly; 'exit' ends the node with code 1, for a launch file that starts "
-        "it again.",
-        choices=("cpu", "exit"),
-    )
+    on_device_loss: str = device_loss_param()
     seed: int = param(0, "Seed of untrained weights.", ge=0)
     num_threads: int = param(0, "CPU threads; 0 uses every core.", ge=0, le=1024)
     autostart: bool = param(True, "Configure and activate at start.")

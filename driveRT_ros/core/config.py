@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
 
 from driveRT_ros.core.errors import ConfigError
 from driveRT_ros.core.schema import Config, group, param
@@ -285,6 +286,17 @@ class LidarDiagnosticsConfig(DiagnosticsConfig):
     )
 
 
+def device_loss_param() -> Any:
+    """Declare ``on_device_loss``, which the nodes of all sensors have."""
+    return param(
+        "cpu",
+        "What to do once CUDA is lost to the process (an illegal address, an ECC error): 'cpu' "
+        "goes on there, slowly; 'exit' ends the node with code 1, for a launch file that starts "
+        "it again.",
+        choices=("cpu", "exit"),
+    )
+
+
 @dataclass(frozen=True)
 class LidarConfig(Config):
     """Everything the LiDAR node and pipeline take."""
@@ -326,13 +338,7 @@ class LidarConfig(Config):
         choices=("retry", "strict", "degrade"),
     )
     device: str = param("auto", "'auto', 'cpu', 'cuda' or 'cuda:N'.")
-    on_device_loss: str = param(
-        "cpu",
-        "What to do once CUDA is lost to the process (an illegal address, an ECC error): 'cpu' "
-        "goes on there, slowly; 'exit' ends the node with code 1, for a launch file that starts "
-        "it again.",
-        choices=("cpu", "exit"),
-    )
+    on_device_loss: str = device_loss_param()
     seed: int = param(0, "Seed of untrained weights.", ge=0)
     num_threads: int = param(0, "CPU threads; 0 uses every core.", ge=0, le=1024)
     autostart: bool = param(True, "Configure and activate at start.")
