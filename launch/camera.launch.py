@@ -30,7 +30,13 @@ def remappings():
 
 def camera(context):
     """Return the node; only a checkpoint that is named overrides that of the parameter file."""
+    overrides = {
+        "input.transport": ParameterValue(LaunchConfiguration("transport"), value_type=str),
+        "use_sim_time": ParameterValue(LaunchConfiguration("use_sim_time"), value_type=bool),
+    }
     checkpoint = LaunchConfiguration("checkpoint").perform(context)
+    if checkpoint:
+        overrides["checkpoint_path"] = ParameterValue(checkpoint, value_type=str)
     node = LifecycleNode(
         package="driveRT_ros",
         executable="camera_node",
@@ -42,17 +48,7 @@ def camera(context):
         respawn_delay=2.0,
         parameters=[
             LaunchConfiguration("params"),
-            {
-                "input.transport": ParameterValue(LaunchConfiguration("transport"), value_type=str),
-                "use_sim_time": ParameterValue(
-                    LaunchConfiguration("use_sim_time"), value_type=bool
-                ),
-            }
-            | (
-                {"checkpoint_path": ParameterValue(checkpoint, value_type=str)}
-                if checkpoint
-                else {}
-            ),
+            overrides,
         ],
         remappings=list(remappings()),
     )

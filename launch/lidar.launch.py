@@ -15,7 +15,12 @@ from launch import LaunchDescription
 
 def lidar(context):
     """Return the node; only a checkpoint that is named overrides that of the parameter file."""
+    overrides = {
+        "use_sim_time": ParameterValue(LaunchConfiguration("use_sim_time"), value_type=bool),
+    }
     checkpoint = LaunchConfiguration("checkpoint").perform(context)
+    if checkpoint:
+        overrides["checkpoint_path"] = ParameterValue(checkpoint, value_type=str)
     node = LifecycleNode(
         package="driveRT_ros",
         executable="lidar_node",
@@ -27,16 +32,7 @@ def lidar(context):
         respawn_delay=2.0,
         parameters=[
             LaunchConfiguration("params"),
-            {
-                "use_sim_time": ParameterValue(
-                    LaunchConfiguration("use_sim_time"), value_type=bool
-                ),
-            }
-            | (
-                {"checkpoint_path": ParameterValue(checkpoint, value_type=str)}
-                if checkpoint
-                else {}
-            ),
+            overrides,
         ],
         remappings=[("~/input/pointcloud", LaunchConfiguration("input"))],
     )
