@@ -15,17 +15,9 @@ from driveRT_ros.core.plan import PRECISIONS, Plan, default_plan
 from driveRT_ros.core.sparse_conv_mma import MmaTactic
 from driveRT_ros.core.tactics import Tactic
 from test.support import engine
-from test.support.engine import TOLERANCE, check_result, reference, street, tensors_of
+from test.support.engine import SMALL, TOLERANCE, check_result, reference, street, tensors_of
 
 CHANNELS = (16,) * 6
-SMALL = {
-    "voxelization.point_cloud_range": [-4.8, -3.6, -5.0, 4.8, 3.6, 3.0],
-    "voxelization.voxel_size": [0.15, 0.15, 0.2],
-    "voxelization.max_voxels": 1500,
-    "input.point_capacity": 2000,
-    "model.channels": list(CHANNELS),
-}
-"""64 x 48 x 40 cells; the bird's-eye view has 8 x 6."""
 CPU = torch.device("cpu")
 CAPABILITY = (9, 0)
 

@@ -12,13 +12,8 @@ from driveRT_ros.core.gpu.front_end import make_engine
 from driveRT_ros.core.pipeline import LidarPipeline
 from test.support import engine
 
-SMALL = {
-    "voxelization.point_cloud_range": [-4.8, -3.6, -5.0, 4.8, 3.6, 3.0],
-    "voxelization.voxel_size": [0.15, 0.15, 0.2],
-    "voxelization.max_voxels": 1500,
+SMALL = engine.SMALL | {
     "voxelization.max_points_per_voxel": 1,
-    "input.point_capacity": 2000,
-    "model.channels": [16] * 6,
     "post_process_params.score_thresholds": [0.001],
 }
 

@@ -23,15 +23,8 @@ from driveRT_ros.core.tuner import Tuner
 from driveRT_ros.core.tuner_device import Settings
 from driveRT_ros.core.tuner_state import StateFile
 from test.support import engine
-from test.support.engine import street, tensors_of
+from test.support.engine import SMALL, street, tensors_of
 
-SMALL = {
-    "voxelization.point_cloud_range": [-4.8, -3.6, -5.0, 4.8, 3.6, 3.0],
-    "voxelization.voxel_size": [0.15, 0.15, 0.2],
-    "voxelization.max_voxels": 1500,
-    "input.point_capacity": 2000,
-    "model.channels": [16] * 6,
-}
 CONFIG = LidarConfig.from_dict(SMALL)
 CPU, CAPABILITY = torch.device("cpu"), (9, 0)
 DEFAULT = default_plan(CONFIG.model.channels, CAPABILITY)

@@ -17,14 +17,7 @@ from driveRT_ros.core.plan import Plan, default_plan
 from driveRT_ros.core.qualify import compare_stages
 from test.support import engine
 
-SMALL = {
-    "voxelization.point_cloud_range": [-4.8, -3.6, -5.0, 4.8, 3.6, 3.0],
-    "voxelization.voxel_size": [0.15, 0.15, 0.2],
-    "voxelization.max_voxels": 1500,
-    "input.point_capacity": 2000,
-    "model.channels": [16] * 6,
-}
-CONFIG = LidarConfig.from_dict(SMALL)
+CONFIG = LidarConfig.from_dict(engine.SMALL)
 STAGES = ["level1", "level2", "level3", "level4", "level5", "level6", "bev", "bev_rows"]
 
 

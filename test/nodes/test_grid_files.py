@@ -10,8 +10,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import rclpy
-from rclpy.context import Context
 
 from driveRT_ros.core.pipeline import LidarPipeline
 from driveRT_ros.io import nvdb_frames
@@ -22,7 +20,8 @@ from driveRT_ros.nodes.lidar import LidarNode
 from driveRT_ros.nodes.perception import EXIT_GRACE_S
 from driveRT_ros.nodes.stop import EXIT_BOUND_S
 from test.support.lidar_messages import SECOND as S
-from test.support.lidar_messages import SMALL_STILL, make_cloud
+from test.support.lidar_messages import make_cloud
+from test.support.live_node import active_node
 from test.support.worker_bench import CONFIG
 
 
@@ -59,18 +58,10 @@ def test_the_folder_may_be_named_while_the_node_runs_and_a_bad_one_costs_no_fram
 @pytest.fixture
 def active(domain_id: int, tmp_path: Path) -> Iterator[LidarNode]:
     """A node that writes the voxels of every cloud into a folder."""
-    context = Context()
-    rclpy.init(args=[], context=context, domain_id=domain_id)
-    params = {**SMALL_STILL, "device": "cpu", "diagnostics.nanovdb_every": 1}
-    params["diagnostics.nanovdb_dir"] = str(tmp_path)
-    given = [word for item in params.items() for word in ("-p", "{}:={}".format(*item))]
-    node = LidarNode(context=context, cli_args=["--ros-args", *given])
-    node.trigger_configure()
-    node.trigger_activate()
-    assert node.fatal is None
-    yield node
-    node.destroy_node()
-    rclpy.shutdown(context=context)
+    folder = str(tmp_path)
+    more = {"diagnostics__nanovdb_every": 1, "diagnostics__nanovdb_dir": folder}
+    with active_node(domain_id, **more) as node:
+        yield node
 
 
 @pytest.mark.parametrize("end", ["deactivate", "shutdown", "close"])

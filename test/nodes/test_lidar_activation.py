@@ -8,8 +8,6 @@ from collections.abc import Iterator
 from typing import Any
 
 import pytest
-import rclpy
-from rclpy.context import Context
 from rclpy.parameter import Parameter
 
 from driveRT_ros.nodes import perception
@@ -17,24 +15,16 @@ from driveRT_ros.nodes.handler import LidarHandler
 from driveRT_ros.nodes.lidar import LidarNode
 from driveRT_ros.nodes.publish import Outputs
 from test.support.lidar_messages import SECOND as S
-from test.support.lidar_messages import SMALL_STILL, make_cloud
+from test.support.lidar_messages import make_cloud
+from test.support.live_node import active_node
 
 
 @pytest.fixture
 def active(domain_id: int) -> Iterator[LidarNode]:
     """A node that listens."""
-    context = Context()
-    rclpy.init(args=[], context=context, domain_id=domain_id)
-    params = {**SMALL_STILL, "device": "cpu"}
-    given = [word for item in params.items() for word in ("-p", "{}:={}".format(*item))]
-    node = LidarNode(context=context, cli_args=["--ros-args", *given])
-    node.trigger_configure()
-    node.trigger_activate()
-    assert node.fatal is None
-    yield node
-    assert node.close()
-    node.destroy_node()
-    rclpy.shutdown(context=context)
+    with active_node(domain_id) as node:
+        yield node
+        assert node.close()
 
 
 @pytest.mark.parametrize("when", ["before", "after"])

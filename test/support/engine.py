@@ -20,6 +20,15 @@ from test.support.launch import Backend
 GPU = "CPU shim"
 BACKEND = Backend("cpu-shim")
 
+SMALL = {
+    "voxelization.point_cloud_range": [-4.8, -3.6, -5.0, 4.8, 3.6, 3.0],
+    "voxelization.voxel_size": [0.15, 0.15, 0.2],
+    "voxelization.max_voxels": 1500,
+    "input.point_capacity": 2000,
+    "model.channels": [16] * 6,
+}
+"""A narrow network on 64 x 48 x 40 cells, with little room; the bird's-eye view has 8 x 6."""
+
 
 class ShimKernel:
     """What ``core.cuda.Kernel`` is, but it runs on the shim."""

@@ -2,20 +2,48 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
+import rclpy
 from diagnostic_msgs.msg import DiagnosticStatus
 from rcl_interfaces.msg import Parameter, ParameterType, ParameterValue
 from rcl_interfaces.srv import SetParameters
+from rclpy.context import Context
 from sensor_msgs.msg import PointCloud2
 from vision_msgs.msg import Detection3DArray
 
+from driveRT_ros.nodes.lidar import LidarNode
 from test.support.lidar_messages import SECOND as S
+from test.support.lidar_messages import SMALL_STILL
 from test.support.node_process import NodeUnderTest
 from test.support.ros_client import RosClient
 
 CLOUDS, DETECTIONS = "/lidar_node/input/pointcloud", "/lidar_node/output/detections"
 DEBUG = "/lidar_node/debug"
+
+
+@contextmanager
+def active_node(domain_id: int, **params: object) -> Iterator[LidarNode]:
+    """Run an active LiDAR node without past sweeps in this process, on the CPU.
+
+    Args:
+        domain_id: Of DDS.
+        params: Further parameters, ``__`` for each dot.
+    """
+    context = Context()
+    rclpy.init(args=[], context=context, domain_id=domain_id)
+    more = {name.replace("__", "."): value for name, value in params.items()}
+    every = {**SMALL_STILL, "device": "cpu", **more}
+    given = [word for item in every.items() for word in ("-p", "{}:={}".format(*item))]
+    node = LidarNode(context=context, cli_args=["--ros-args", *given])
+    node.trigger_configure()
+    node.trigger_activate()
+    assert node.fatal is None
+    yield node
+    node.destroy_node()
+    rclpy.shutdown(context=context)
 
 
 def latest(client: RosClient) -> dict[str, DiagnosticStatus]:
