@@ -71,6 +71,11 @@ class ImageFit:
         """(3,): shifts u and v of (u, v, depth)."""
         return np.array([-self.left, -self.top, 0.0])
 
+    @property
+    def shrinks(self) -> bool:
+        """Whether no axis is enlarged: pixels are averaged."""
+        return max(self.scale_xy) <= 1.0
+
     def apply(self, image: Pixels, out: Pixels) -> None:
         """Resize and crop one image into a row of the batch.
 
@@ -79,8 +84,7 @@ class ImageFit:
             out: (rows, cols, 3) uint8, zero on entry.
         """
         # Averaging areas instead of sampling keeps fine texture from turning into moire.
-        shrinking = max(self.scale_xy) <= 1.0
-        method = cv2.INTER_AREA if shrinking else cv2.INTER_LINEAR
+        method = cv2.INTER_AREA if self.shrinks else cv2.INTER_LINEAR
         resized = cv2.resize(image, self.resized_wh, interpolation=method)
         from_x, from_y = max(self.left, 0), max(self.top, 0)
         to_x, to_y = max(-self.left, 0), max(-self.top, 0)

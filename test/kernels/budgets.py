@@ -111,7 +111,13 @@ def configurations():
             yield "epilogue", {"GROUPS": groups, "COUT": 128, "HALF": half}, ARCHITECTURES
     for config in SPARSE_CONV:
         yield "sparse_conv", config.defines, ARCHITECTURES
-    for stem in ("scatter_map", "grid_ops_checksum", "grid_ops_stats", "grid_ops_index"):
+    for stem in (
+        "fit_images",
+        "scatter_map",
+        "grid_ops_checksum",
+        "grid_ops_stats",
+        "grid_ops_index",
+    ):
         yield stem, {}, ARCHITECTURES
     yield from heads()
     yield from pooling()

@@ -1,0 +1,199 @@
+"""Images go to the device as they are, through pinned memory, and are resized and cropped there."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+import numpy as np
+import torch
+
+from driveRT_ros.core.camera_config import ImageConfig
+from driveRT_ros.core.camera_images import ImageFit, Pixels
+from driveRT_ros.core.cuda import Kernel
+from driveRT_ros.core.frame import CameraFrame
+from driveRT_ros.core.image_spans import SPAN, AreaFit
+from driveRT_ros.core.kernel_args import struct_value
+
+_THREADS = 256  # as in kernels/fit_images.cu
+_UNIT = 16  # bytes; each image begins at a multiple
+_SOURCE = np.dtype([("first", "i4"), ("stride", "i4"), ("half_up", "i4"), ("scale", "f4")])
+
+Bind = Callable[[int, int, object], Callable[[], None]]
+"""Makes ``(blocks, threads, argument)`` of the kernel a launch."""
+
+
+class CameraInput:
+    """The network input of all cameras, on the device, made from whole images there.
+
+    Only the rows that the network input shows are copied. Images that would be enlarged are fitted
+    on the host.
+
+    Args:
+        config: Network input.
+        present: (N,) float32 on the device; a camera with 0 becomes black.
+        bind: Makes a launch of the kernel; by default on the device of ``present``.
+        slots: Of pinned memory.
+
+    Attributes:
+        batch: (N, rows, cols, 3) uint8 RGB, of fixed address; written by :meth:`fit`.
+    """
+
+    def __init__(
+        self,
+        config: ImageConfig,
+        present: torch.Tensor,
+        bind: Bind | None = None,
+        slots: int = 2,
+    ) -> None:
+        cameras, (rows, cols), device = len(present), config.size_hw, present.device
+        self._config, self._present, self._device = config, present, device
+        self._bind = bind or _binder(device)
+        self.batch = torch.zeros((cameras, rows, cols, 3), dtype=torch.uint8, device=device)
+        self._sizes_wh: list[tuple[int, int] | None] = [None] * cameras
+        self._plans = [_Plan.of((cols, rows), config)] * cameras
+        nbytes = (_SOURCE.itemsize + SPAN.itemsize * (rows + cols)) * cameras
+        self._tables = torch.zeros(nbytes, dtype=torch.uint8, device=device)
+        self._pixels = torch.zeros(0, dtype=torch.uint8, device=device)
+        self._slots: list[_Slot] = []
+        self._num_slots, self._next = slots, 0
+        self._begins = [0] * cameras
+        self.fit: Callable[[], None] = lambda: None
+        """Enqueue the kernel that makes ``batch`` of what was loaded last."""
+
+    def load(self, frames: Sequence[CameraFrame | None]) -> bool:
+        """Enqueue the pixels of one instant on the current stream.
+
+        Args:
+            frames: One entry a camera, checked; the images may change as soon as this returns.
+
+        Returns:
+            Whether :attr:`fit` reads other memory than before: what was captured of it is void.
+        """
+        sizes = [f.size_wh if f else known for f, known in zip(frames, self._sizes_wh)]
+        moved = False
+        if sizes != self._sizes_wh or not self._slots:
+            moved = self._lay_out(sizes)
+        slot = self._slots[self._next]
+        self._next = (self._next + 1) % self._num_slots
+        slot.begin()
+        for frame, plan, begin in zip(frames, self._plans, self._begins):
+            if frame is not None and frame.image is not None:
+                slot.write(plan.lines_of(frame.image), begin, self._pixels)
+        slot.end(self._device)
+        return moved
+
+    def _lay_out(self, sizes: list[tuple[int, int] | None]) -> bool:
+        """Give each camera its place; return whether that took more memory."""
+        self._sizes_wh = sizes
+        cols, rows = self.batch.shape[2], self.batch.shape[1]
+        self._plans = [_Plan.of(size or (cols, rows), self._config) for size in sizes]
+        ends = np.cumsum([-(-plan.nbytes // _UNIT) * _UNIT for plan in self._plans])
+        self._begins = [0, *ends[:-1].tolist()]
+        tables = torch.from_numpy(self._packed())
+        if self._device.type == "cuda":
+            tables = tables.pin_memory()  # from pageable memory the copy would wait
+        self._tables.copy_(tables, non_blocking=True)
+        size = int(ends[-1])
+        if self._slots and size <= len(self._pixels):
+            return False
+        # Captured work may still read the old ones: the stream keeps their memory until then.
+        self._pixels = torch.zeros(size, dtype=torch.uint8, device=self._device)
+        self._slots = [_Slot(size, self._device) for _ in range(self._num_slots)]
+        self.fit = self._launch()
+        return True
+
+    def _packed(self) -> np.ndarray:
+        sources = np.zeros(len(self._plans), _SOURCE)
+        for source, plan, begin in zip(sources, self._plans, self._begins):
+            area = plan.area
+            source["first"], source["stride"] = begin // _UNIT, plan.stride
+            source["half_up"], source["scale"] = area.half_up, area.scale
+        areas = [plan.area for plan in self._plans]
+        parts = [sources, *(a.columns for a in areas), *(a.lines for a in areas)]
+        return np.concatenate([part.view(np.uint8) for part in parts])
+
+    def _launch(self) -> Callable[[], None]:
+        cameras, rows, cols, _ = self.batch.shape
+        sizes = [_SOURCE.itemsize * cameras, *(SPAN.itemsize * cameras * n for n in (cols, rows))]
+        sources, columns, lines = self._tables.split(sizes)
+        results = cameras * rows * cols
+        fields = {
+            **{"pixels": self._pixels, "sources": sources, "columns": columns, "lines": lines},
+            **{"present": self._present, "out": self.batch},
+            **{"rows": rows, "cols": cols, "results": results},
+        }
+        value = struct_value("fit_images.cu", "Images", fields)
+        return self._bind(-(-results // _THREADS), _THREADS, value)
+
+
+class _Plan:
+    """What is copied of the images of one camera.
+
+    Attributes:
+        area: How the device averages what was copied.
+        stride: Bytes of a row.
+        nbytes: Bytes in all.
+    """
+
+    def __init__(self, area: AreaFit, width: int, fit: ImageFit | None) -> None:
+        self.area, self.stride = area, 3 * width
+        self.nbytes = area.num_lines * self.stride
+        self._fit = fit
+
+    @staticmethod
+    def of(size_wh: tuple[int, int], config: ImageConfig) -> _Plan:
+        fit = ImageFit.of(size_wh, config)
+        area = AreaFit.of(size_wh, fit)
+        if area is not None:
+            return _Plan(area, size_wh[0], None)
+        rows, cols = config.size_hw
+        as_it_is = ImageFit((cols, rows), (1.0, 1.0), 0, 0, (rows, cols))
+        area = AreaFit.of((cols, rows), as_it_is)
+        assert area is not None, "nothing is enlarged"
+        return _Plan(area, cols, fit)
+
+    def lines_of(self, image: Pixels) -> Pixels:
+        """Return the rows to copy."""
+        if self._fit is not None:  # the host enlarges
+            fitted = np.zeros((*self._fit.size_hw, 3), np.uint8)
+            self._fit.apply(image, fitted)
+            image = fitted
+        first = self.area.first_line
+        return image[first : first + self.area.num_lines]
+
+
+class _Slot:
+    """Pinned memory laid out as the pixels on the device."""
+
+    def __init__(self, size: int, device: torch.device) -> None:
+        cuda = device.type == "cuda"
+        self._bytes = torch.empty(size, dtype=torch.uint8, pin_memory=cuda)
+        self._fetched = torch.cuda.Event() if cuda else None
+
+    def begin(self) -> None:
+        """Wait until the device has fetched what is in here."""
+        if self._fetched is not None:
+            self._fetched.synchronize()  # by the frame before last
+
+    def write(self, lines: Pixels, begin: int, target: torch.Tensor) -> None:
+        """Copy rows and enqueue their way to the device."""
+        end = begin + lines.size
+        mine = self._bytes[begin:end]
+        flags = lines.flags
+        if flags.c_contiguous and flags.writeable:
+            mine.copy_(torch.from_numpy(lines).view(-1))  # by several threads
+        else:
+            np.copyto(mine.numpy().reshape(lines.shape), lines)
+        target[begin:end].copy_(mine, non_blocking=True)
+
+    def end(self, device: torch.device) -> None:
+        """Mark the end of what was enqueued."""
+        if self._fetched is not None:
+            self._fetched.record(torch.cuda.current_stream(device))
+
+
+def _binder(device: torch.device) -> Bind:
+    def bind(blocks: int, threads: int, value: object) -> Callable[[], None]:
+        return Kernel("fit_images", "fit_images", device=device).bind(blocks, threads, value)
+
+    return bind
