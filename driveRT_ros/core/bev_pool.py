@@ -228,7 +228,8 @@ class StaticBevPool:
             result is never written.
         present: (N,) float32 tensor that will hold what multiplies the weights of each camera; only
             with logits.
-        out_dtype: Type of the result; see :func:`bev_pool`.
+        out: Memory of the result, which is zeroed here; new by default.
+        out_dtype: Type of the result; see :func:`bev_pool`; that of ``out`` where it is given.
         tactic: How to pool on CUDA; chosen from the shape by default.
         dependent: Let the blocks start while the kernel before in the stream still runs; not for
             the first kernel after a stream was waited for.
@@ -246,6 +247,7 @@ class StaticBevPool:
         scale: float = 1.0,
         logits: bool = False,
         present: torch.Tensor | None = None,
+        out: torch.Tensor | None = None,
         out_dtype: torch.dtype | None = None,
         tactic: PoolTactic | None = None,
         dependent: bool = False,
@@ -256,6 +258,8 @@ class StaticBevPool:
                 f"'present' needs logits and a value for each of the {depth.shape[1]} cameras, got "
                 f"{tuple(present.shape)} and logits={logits}."
             )
+        if out is not None:
+            out_dtype = out.dtype
         out_dtype = out_dtype or result_dtype(depth, context)
         prepared = _prepared(scatter_map)
         self.tactic = tactic or _default(depth, context, out_dtype)
@@ -263,7 +267,14 @@ class StaticBevPool:
         self.depth, self.context = depth, context
         self.logits, self.present = logits, present
         shape = (len(depth), *scatter_map.grid_shape_zyx, context.shape[-1])
-        self.out = torch.zeros(shape, dtype=out_dtype, device=depth.device)
+        if out is None:
+            out = torch.empty(shape, dtype=out_dtype, device=depth.device)
+        elif out.shape != shape or out.device != depth.device or not out.is_contiguous():
+            raise ConfigError(
+                f"'out' must be contiguous, of shape {shape} on '{depth.device}', got "
+                f"{tuple(out.shape)} on '{out.device}'."
+            )
+        self.out = out.zero_()
         self._launches: list[PoolLaunch] = []  # they keep tensors alive
         self._runs: list[Callable[[], None]] = []
         bind = _binder(depth.device)

@@ -147,7 +147,8 @@ class CameraPipeline:
             # Depth and features of every pixel; missing cameras weigh nothing.
             with self._arithmetic():
                 depth, context = self.network.lift(images)
-                self._pool.load(depth, context, has_image)
+                self._pool.mark(has_image)
+                self._pool.load(depth, context)
                 clock.lap("backbone")
 
                 # The sum of depth x features in every cell.

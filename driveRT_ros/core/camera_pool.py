@@ -16,7 +16,8 @@ from driveRT_ros.core.pool_types import ScatterMap
 class CameraPool:
     """Pools with the tactic of the Plan; what depends on the calibration is made once for each.
 
-    Only :meth:`use` with another map waits for the device.
+    Only :meth:`use` with another map waits for the device. What :meth:`load` and a call enqueue
+    may be captured: the former as long as this lives, the latter until another map is used.
 
     Args:
         config: Cameras, model and Plan.
@@ -26,6 +27,8 @@ class CameraPool:
     Attributes:
         depth: (1, N, D, H, W) of the last frame.
         context: (1, N, H, W, C) of the last frame.
+        present: (N,) float32, 1 where a camera is there; the others weigh nothing.
+        out: (1, Z, Y, X, C) sums of the last frame.
         sizes: What decides which tactic is fastest.
         tactic: The one that runs on CUDA.
         plan_note: A sentence on why ``plan_path`` is not used, or "".
@@ -55,40 +58,47 @@ class CameraPool:
                 "device."
             )
         self._has_image: npt.NDArray[np.bool_] = np.ones(cameras, np.bool_)
-        self._weights = torch.ones((1, cameras, 1, 1, 1), **new)
+        self.present = torch.ones(cameras, device=device)
+        self.out = torch.zeros((1, *model.grid.shape_zyx, channels), **new)
         self._map: ScatterMap | None = None
         self._pool: StaticBevPool | None = None
 
-    def use(self, scatter_map: ScatterMap) -> None:
-        """Pool with this map from now on."""
-        if scatter_map is not self._map:
-            self._pool = StaticBevPool(
-                scatter_map,
-                self.depth,
-                self.context,
-                out_dtype=self.context.dtype,
-                tactic=self.tactic,
-            )
-            self._map = scatter_map
+    def use(self, scatter_map: ScatterMap) -> bool:
+        """Pool with this map from now on; return whether that is another one than before."""
+        if scatter_map is self._map:
+            return False
+        self._pool = StaticBevPool(
+            scatter_map, self.depth, self.context, out=self.out, tactic=self.tactic
+        )
+        self._map = scatter_map
+        return True
 
-    def load(
-        self, depth: torch.Tensor, context: torch.Tensor, has_image: npt.NDArray[np.bool_]
-    ) -> None:
+    def mark(self, has_image: npt.NDArray[np.bool_]) -> None:
+        """Say which cameras are there in the next frame.
+
+        Args:
+            has_image: (N,).
+        """
+        if np.array_equal(has_image, self._has_image):
+            return
+        present = torch.from_numpy(has_image.astype(np.float32))
+        if self.present.is_cuda:
+            present = present.pin_memory()  # from pageable memory the copy would wait
+        self.present.copy_(present, non_blocking=True)
+        self._has_image = has_image.copy()
+
+    def load(self, depth: torch.Tensor, context: torch.Tensor) -> None:
         """Take what one frame was lifted to.
 
         Args:
             depth: (1, N, D, H, W), finite.
             context: (1, N, H, W, C).
-            has_image: (N,), cameras that are there; the others weigh nothing.
         """
-        if not np.array_equal(has_image, self._has_image):  # a copy that waits, but rare
-            self._weights.copy_(torch.from_numpy(has_image).reshape(self._weights.shape))
-            self._has_image = has_image.copy()
-        torch.mul(depth, self._weights, out=self.depth)
+        torch.mul(depth, self.present.view(1, -1, 1, 1, 1), out=self.depth)
         self.context.copy_(context)
 
     def __call__(self) -> torch.Tensor:
-        """Return (1, Z, Y, X, C), the same tensor until another map is used."""
+        """Pool what was loaded; returns :attr:`out`."""
         assert self._pool is not None, "a map comes first"
         return self._pool()
 

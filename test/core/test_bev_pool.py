@@ -329,6 +329,19 @@ def test_a_static_result_stays_where_it_is():
     assert torch.equal(first, bev_pool(depth, context, made))
 
 
+def test_a_result_may_take_the_place_of_another_maps():
+    maps = [random_map((1, 3, 2, 3), (1, 2, 3), seed=seed, share=0.3) for seed in (5, 6)]
+    depth, context = tensors(maps[0], 4, torch.float32, torch.float32)
+    out = torch.full((1, 1, 2, 3, 4), torch.nan)
+    for made in maps:
+        pool = StaticBevPool(made, depth, context, out=out)
+        assert not out.any()
+        assert pool() is out and torch.equal(out, bev_pool(depth, context, made))
+    assert not torch.equal(bev_pool(depth, context, maps[0]), out)
+    with pytest.raises(ConfigError, match="'out' must be contiguous, of shape"):
+        StaticBevPool(made, depth, context, out=out[..., :2])
+
+
 def test_a_tactic_says_what_it_cannot_do_and_survives_json():
     made = random_map((1, 3, 2, 3), (1, 2, 3), seed=5)
     depth, context = tensors(made, 60, torch.float32, torch.float32)

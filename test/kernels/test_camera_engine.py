@@ -125,7 +125,8 @@ def test_halves_pool_on_tensor_cores_and_a_new_map_leaves_nothing_of_the_old(shi
     depth = torch.rand(1, n, d, h, w, generator=generator).half()
     context = torch.randn(1, n, h, w, 8, generator=generator).half()
     has_image = np.array([True, False, True])
-    pool.load(depth, context, has_image)
+    pool.mark(has_image)
+    pool.load(depth, context)
     depth[:, 1] = 0
     for seed in (0, 1):
         made = random_map((n, d, h, w), (1, 40, 32), seed, share=0.1)
@@ -141,7 +142,8 @@ def test_a_camera_that_comes_back_weighs_again(shim):
     here = np.ones(3, bool)
     for weights in ([True, True, False], [False, True, True], [True] * 3):
         here[:] = weights  # the caller's own array, changed in place
-        pool.load(depth, context, here)
+        pool.mark(here)
+        pool.load(depth, context)
         assert pool.depth[0, :, 0, 0, 0].tolist() == [float(w) for w in weights]
 
 
