@@ -203,17 +203,45 @@ class Normalizer:
         self._std = torch.tensor(config.std, device=device)
         self._dtype = dtype
 
-    def __call__(self, batch: torch.Tensor) -> torch.Tensor:
+    def __call__(self, batch: torch.Tensor, out: torch.Tensor | None = None) -> torch.Tensor:
         """Normalise the images of one frame.
 
         Args:
             batch: (N, rows, cols, 3) uint8 RGB, on any device; from pinned memory nobody waits
                 for the copy, so it must stay as it is until the device has read it.
+            out: Memory of the same shape on the device and in the type of the network; new by
+                default.
 
         Returns:
             (1, N, 3, rows, cols) on the device of the network, channels last in memory.
         """
         colours = batch.to(self._mean.device, non_blocking=True)
         colours = colours.flip(-1) if self._swap else colours
-        numbers = (colours.float() - self._mean) / self._std
-        return numbers.to(self._dtype).permute(0, 3, 1, 2).unsqueeze(0)
+        if out is None:
+            out = torch.empty(batch.shape, dtype=self._dtype, device=self._mean.device)
+        torch.div(colours.float() - self._mean, self._std, out=out)
+        return out.permute(0, 3, 1, 2).unsqueeze(0)
+
+
+class HostInput:
+    """The network input of all cameras, made on the CPU for the CPU.
+
+    Args:
+        config: Network input.
+        cameras: How many.
+
+    Attributes:
+        batch: (N, rows, cols, 3) uint8 RGB, of fixed address.
+    """
+
+    def __init__(self, config: ImageConfig, cameras: int) -> None:
+        self._config = config
+        self.batch = torch.zeros((cameras, *config.size_hw, 3), dtype=torch.uint8)
+
+    def load(self, frames: Sequence[CameraFrame | None]) -> bool:
+        """Resize and crop the images, black where a camera is missing; nothing ever moves."""
+        network_input(frames, self._config, self.batch.numpy())
+        return False
+
+    def fit(self) -> None:
+        """Do nothing more."""

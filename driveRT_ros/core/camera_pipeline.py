@@ -4,16 +4,15 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Mapping, Sequence
-from contextlib import AbstractContextManager
 
 import numpy as np
 import numpy.typing as npt
 import torch
 
 from driveRT_ros.core.camera_config import CameraConfig
-from driveRT_ros.core.camera_images import Normalizer, check_frame, network_input
-from driveRT_ros.core.camera_pool import CameraPool
+from driveRT_ros.core.camera_images import check_frame
 from driveRT_ros.core.camera_rig import Calibration, Rig, rig_key
+from driveRT_ros.core.camera_stages import CameraStages
 from driveRT_ros.core.errors import ConfigError, InvalidFrame
 from driveRT_ros.core.frame import BevGrid, CameraFrame, Detections, FrameReport
 from driveRT_ros.core.ops import Ops
@@ -21,7 +20,6 @@ from driveRT_ros.core.stages import StageClock, crc32, device_named
 from driveRT_ros.models.center_head import CenterDecoder
 from driveRT_ros.models.head import Proposals
 from driveRT_ros.models.layers import fold_norms
-from driveRT_ros.models.lss import BevMaps
 from driveRT_ros.models.lss_weights import CameraWeights, untrained_camera_weights
 
 CAMERAS_LAYER = "cameras"
@@ -35,10 +33,13 @@ _FAULTS = ("non_finite_cells", "non_finite_boxes", "non_finite_heat")
 class CameraPipeline:
     """The camera model on one device.
 
+    On a CUDA device, frames are replayed from CUDA graphs; images are resized there.
+
     Args:
         config: Cameras, model and post-processing.
         weights: Weights of this model; None runs seeded untrained ones and says so in the report.
         device: ``auto`` (CUDA where there is a device), ``cpu``, ``cuda`` or ``cuda:N``.
+        graph: Replay CUDA graphs; False enqueues kernel by kernel.
 
     Attributes:
         plan_note: A sentence on why ``plan_path`` is not used, or "".
@@ -53,6 +54,8 @@ class CameraPipeline:
         config: CameraConfig,
         weights: CameraWeights | None = None,
         device: str | torch.device = "auto",
+        *,
+        graph: bool = True,
     ) -> None:
         weights = weights or untrained_camera_weights(config.model, config.seed)
         if weights.config != config.model:
@@ -72,19 +75,19 @@ class CameraPipeline:
         self.network = weights.network()
         fold_norms(self.network)
         self.network.to(self.device, self.dtype, memory_format=torch.channels_last)
-        self._batch = torch.zeros(
-            (len(config.cameras), *config.model.image.size_hw, 3),
-            dtype=torch.uint8,
-            pin_memory=self.device.type == "cuda",  # from pageable memory the copy would wait
-        )
-        self._normalized = Normalizer(config.model.image, self.device, self.dtype)
-        self._pool = CameraPool(config, self.device, self.dtype)
-        self.plan_note = self._pool.plan_note
+        self._graph = graph
+        self._stages = CameraStages(config, self.network, self.device, self.dtype, graph=graph)
+        self.plan_note = self._stages.pool.plan_note
         self._decoder = CenterDecoder(config, Ops.for_device(self.device).rotated_nms)
         self._known: dict[str, Calibration] = {}
         self._rig: Rig | None = None
         self.map_builds = 0
         """Times that the scatter map was built, for a first calibration or a changed one."""
+
+    @property
+    def graph_note(self) -> str:
+        """A sentence on why frames are not replayed from CUDA graphs, though they should, or ""."""
+        return self._stages.note
 
     def reconfigured(self, config: CameraConfig) -> CameraPipeline:
         """Return a pipeline with another configuration of the same model.
@@ -94,7 +97,7 @@ class CameraPipeline:
         """
         settings = [(c.model, c.cameras, c.precision, c.plan_path) for c in (config, self.config)]
         if settings[0] != settings[1]:
-            return CameraPipeline(config, self.weights, self.device)
+            return CameraPipeline(config, self.weights, self.device, graph=self._graph)
         other = copy.copy(self)
         other.config = config
         other._decoder = CenterDecoder(config, Ops.for_device(self.device).rotated_nms)
@@ -133,37 +136,21 @@ class CameraPipeline:
         present, notes = self._by_camera(frames)
         has_image = np.array([frame is not None for frame in present])
 
-        # Resize and crop on the CPU, normalise on the device.
-        network_input(present, self.config.model.image, self._batch.numpy())
-        images = self._normalized(self._batch)
-        clock.lap("images")
+        # Resize, crop and normalise; missing cameras are black and weigh nothing.
+        self._stages.fit(present, has_image, clock.lap)
 
         # Where every frustum point lies; kept until a calibration changes.
         rig, changed = self._rig_of(present)
-        self._pool.use(rig.scatter_map)
+        self._stages.use(rig.scatter_map)
         clock.lap("maps")
 
+        # Depth and features of every pixel, their products in every cell, what that shows.
         if has_image.any():
-            # Depth and features of every pixel; missing cameras weigh nothing.
-            with self._arithmetic():
-                depth, context = self.network.lift(images)
-                self._pool.mark(has_image)
-                self._pool.load(depth, context)
-                clock.lap("backbone")
-
-                # The sum of depth x features in every cell.
-                pooled = self._pool()
-                clock.lap("pool")
-
-                # What every cell shows.
-                maps = self.network.read(pooled)
-                clock.lap("head")
-        else:
-            maps = None
+            self._stages.run(clock.lap)
 
         # Probabilities as layers, boxes without overlaps.
-        bev, bad_cells = self._layers(maps, rig, has_image)
-        found, dropped = self._boxes(maps, rig, has_image)
+        bev, bad_cells = self._layers(rig, has_image)
+        found, dropped = self._boxes(rig, has_image)
         dropped = {"non_finite_cells": bad_cells, **dropped}
         clock.lap("postprocess")
 
@@ -171,7 +158,7 @@ class CameraPipeline:
             stage_ms=clock.stage_ms,
             dropped={**_camera_counts(notes), **dropped},
             notes=self._notes(notes, dropped, has_image, changed),
-            fingerprint=_fingerprint(self._batch, bev, found) if with_fingerprint else {},
+            fingerprint=_fingerprint(self._stages.batch, bev, found) if with_fingerprint else {},
         )
         names = self.config.model.network.class_names
         return Detections(found.boxes, found.scores, found.labels, names, report, bev)
@@ -226,27 +213,15 @@ class CameraPipeline:
         self.map_builds += 1
         return self._rig, changed
 
-    def _arithmetic(self) -> AbstractContextManager[None]:
-        """Give the same bytes every time, and float32 products where float32 is asked for."""
-        return torch.backends.cudnn.flags(  # type: ignore[no-any-return]
-            enabled=True,
-            benchmark=False,
-            deterministic=True,
-            allow_tf32=self.config.precision == "tf32",
-        )
-
-    def _layers(
-        self, maps: BevMaps | None, rig: Rig, has_image: npt.NDArray[np.bool_]
-    ) -> tuple[BevGrid, int]:
+    def _layers(self, rig: Rig, has_image: npt.NDArray[np.bool_]) -> tuple[BevGrid, int]:
         """Return every output as a layer, and how many values the network failed to give."""
         grid, network = self.config.model.grid, self.config.model.network
         seen = rig.sees[has_image].sum(axis=0)
         names = [*network.segmentation, *(f"heat_{name}" for name in network.class_names)]
-        if maps is None:
+        if not has_image.any():
             values, bad = np.full((len(names), *seen.shape), np.nan, np.float32), 0
         else:
-            logits = [maps.segmentation[0], *(head["heatmap"][0] for head in maps.heads)]
-            values = torch.cat(logits).float().sigmoid().cpu().numpy()
+            values = self._stages.layers()
             bad = int(np.isnan(values).sum())
             values[:, seen == 0] = np.nan
         layers = {name: np.ascontiguousarray(layer) for name, layer in zip(names, values)}
@@ -255,13 +230,13 @@ class CameraPipeline:
         return BevGrid(layers, grid.resolution_m, origin_xy), bad
 
     def _boxes(
-        self, maps: BevMaps | None, rig: Rig, has_image: npt.NDArray[np.bool_]
+        self, rig: Rig, has_image: npt.NDArray[np.bool_]
     ) -> tuple[Proposals, Mapping[str, int]]:
         """Return boxes on the CPU, and counts of what was left out by reason."""
-        if maps is None or not maps.heads:
+        if not has_image.any() or not self._stages.heads:
             nothing = Detections.empty()
             return Proposals(nothing.boxes, nothing.scores, nothing.labels), {}
-        proposals, dropped = self._decoder.propose(maps.heads)
+        proposals, dropped = self._decoder.propose(self._stages.heads)
         found = self._decoder.suppress(proposals)
         boxes, scores, labels = (t.cpu() for t in (found.boxes, found.scores, found.labels))
         blind = self._lost_cells(rig, has_image)[self._cells_of(boxes)]
@@ -298,6 +273,7 @@ class CameraPipeline:
         notes = {
             "untrained_weights": not self.weights.trained,
             "plan_not_used": self.plan_note != "",
+            "graph_not_used": self.graph_note != "",
             "no_cameras": not has_image.any(),
             "calibration_changed": changed,
             "top_k_reached": dropped.get("over_top_k_candidates", 0) > 0,

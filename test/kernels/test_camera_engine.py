@@ -112,7 +112,7 @@ def test_a_foreign_plan_is_named_and_the_default_runs(images, shim, tmp_path):
 def test_another_plan_is_another_pipeline(shim, tmp_path):
     pipeline = CameraPipeline(CONFIG, device="cpu")
     other = pipeline.reconfigured(replace(CONFIG, plan_path=str(tmp_path / "none.json")))
-    assert other is not pipeline and other._pool is not pipeline._pool
+    assert other is not pipeline and other._stages is not pipeline._stages
     assert pipeline.plan_note == "" and "none.json" in other.plan_note
 
 
