@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 import numpy as np
 import torch
@@ -17,7 +17,11 @@ from driveRT_ros.sim.world import World
 _BOX_MARGIN_M = 0.06  # range noise on a box's faces, as an annotator allows for it
 
 
-def simulate(config: SimConfig) -> Iterator[SceneFrame]:
+def _every(index: int) -> bool:
+    return True
+
+
+def simulate(config: SimConfig, annotated: Callable[[int], bool] = _every) -> Iterator[SceneFrame]:
     """Yield the sweeps of one drive with poses and ground truth, in time order.
 
     The same configuration gives the same bytes, and a drive of N sweeps is the beginning of the
@@ -25,6 +29,8 @@ def simulate(config: SimConfig) -> Iterator[SceneFrame]:
 
     Args:
         config: What to simulate.
+        annotated: Whether a sweep, by its number, needs ground truth. The others have None and
+            are made faster; nothing else differs.
 
     Yields:
         Frames whose points are given in the LiDAR frame at their stamp (``time_lag_s`` is 0) and
@@ -36,15 +42,23 @@ def simulate(config: SimConfig) -> Iterator[SceneFrame]:
     lidar, cameras = Lidar(world), Cameras(world)
     for index in range(config.num_sweeps):
         sweep = lidar.sweep(index, stream(config.seed, SWEEP, index))
-        yield frame_of(lidar, index, sweep, cameras)
+        yield frame_of(lidar, index, sweep, cameras, annotated(index))
 
 
-def frame_of(lidar: Lidar, index: int, sweep: Sweep, cameras: Cameras | None = None) -> SceneFrame:
+def frame_of(
+    lidar: Lidar,
+    index: int,
+    sweep: Sweep,
+    cameras: Cameras | None = None,
+    annotated: bool = True,
+) -> SceneFrame:
     """Return the frame of one sweep with its pose, ground truth and images, if it has some."""
     world = lidar.world
     time_s = (sweep.points.stamp_ns - world.config.start_time_ns) * 1e-9
     T_world_ego = world.T_world_ego(np.array([time_s]))[0]
-    truth = _ground_truth(world, time_s, T_world_ego @ lidar.T_ego_lidar, sweep)
+    truth = None
+    if annotated:
+        truth = _ground_truth(world, time_s, T_world_ego @ lidar.T_ego_lidar, sweep)
     images = cameras.frames(index) if cameras is not None and cameras.wants(index) else ()
     return SceneFrame(sweep.points, T_world_ego, lidar.T_ego_lidar, truth, images)
 

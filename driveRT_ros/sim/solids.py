@@ -31,6 +31,9 @@ SOLID = np.dtype(
 )
 
 
+_RECORD = np.dtype((np.void, SOLID.itemsize))
+
+
 def solid(
     kind: int,
     centre: Iterable[SupportsFloat],
@@ -65,19 +68,27 @@ def solid(
 def join(parts: Iterable[np.ndarray]) -> np.ndarray:
     """Return all bodies in one array; none give an empty one."""
     parts = list(parts)
-    return np.concatenate(parts) if parts else np.zeros(0, SOLID)
+    if not parts:
+        return np.zeros(0, SOLID)
+    # As bytes: NumPy compares the fields of all parts before it joins records.
+    return np.concatenate([np.ascontiguousarray(p).view(_RECORD) for p in parts]).view(SOLID)
 
 
 def placed(
-    bodies: np.ndarray, x: float, y: float, z: float, yaw: float, owner: int | None = None
+    bodies: np.ndarray,
+    x: float | np.ndarray,
+    y: float | np.ndarray,
+    z: float | np.ndarray,
+    yaw: float | np.ndarray,
+    owner: int | np.ndarray | None = None,
 ) -> np.ndarray:
     """Return copies turned by ``yaw`` about z and then moved to x, y, z.
 
     Args:
         bodies: (N,) ``SOLID`` in their own frame.
-        x, y, z: Position in metres.
-        yaw: Radians counter-clockwise.
-        owner: New owner, or None to keep it.
+        x, y, z: Position in metres; one for all, or (N,).
+        yaw: Radians counter-clockwise; one for all, or (N,).
+        owner: New owner, one for all or (N,), or None to keep it.
     """
     out = bodies.copy()
     c, s = np.cos(yaw), np.sin(yaw)

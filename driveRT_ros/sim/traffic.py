@@ -106,8 +106,8 @@ class Traffic:
 
     def at(self, t: float, s_ego: float, reach_m: float) -> tuple[list[Actor], np.ndarray]:
         """Return who moves within ``reach_m`` of the own vehicle at time t, and their bodies."""
-        actors: list[Actor] = []
-        bodies = []
+        found: list[Rider] = []
+        rows = []  # s, d, direction, speed of each
         for flow in self.flows:
             moved = flow.direction * float(flow.progress.distance(t))
             first = int(np.floor((s_ego - reach_m - moved) / flow.slot_m))
@@ -116,33 +116,41 @@ class Traffic:
             for slot in range(first, last + 1):
                 for rider in self._riders(flow, slot):
                     s = slot * flow.slot_m + moved + rider.ahead_m
-                    actor = self._place(flow, rider, s, speed)
-                    actors.append(actor)
-                    bodies.append(
-                        placed(rider.bodies, actor.x, actor.y, actor.z, actor.yaw, actor.track_id)
-                    )
-        return actors, join(bodies)
-
-    def _place(self, flow: Flow, rider: Rider, s: float, speed: float) -> Actor:
-        d = flow.offset_m + rider.aside_m
-        xs, ys, headings = self._road.place(s + np.array([0.0, -1.0, 1.0]), d)
-        x, y, heading = xs[0], ys[0], headings[0]
-        stretch = 1.0 - (headings[2] - headings[1]) / 2.0 * d  # a bend is shorter inside
-        along = flow.direction * speed * stretch
-        on_pavement = abs(d) > self._road.kerb_m
-        z = float(self._road.height(x, y)) + self._road.config.kerb_height_m * on_pavement
-        yaw = float(heading) + (np.pi if flow.direction < 0 else 0.0)
-        velocity = (float(along * np.cos(heading)), float(along * np.sin(heading)))
-        return Actor(
-            rider.track_id,
-            label_of(rider.name),
-            rider.size_lwh,
-            float(x),
-            float(y),
-            z,
-            yaw,
-            velocity,
+                    found.append(rider)
+                    rows.append((s, flow.offset_m + rider.aside_m, flow.direction, speed))
+        if not found:
+            return [], join([])
+        x, y, z, yaw, vx, vy = self._places(np.array(rows).T)
+        where = np.repeat(np.arange(len(found)), [len(rider.bodies) for rider in found])
+        tracks = np.array([rider.track_id for rider in found], np.int64)
+        bodies = placed(
+            join(rider.bodies for rider in found),
+            *(v[where] for v in (x, y, z, yaw)),
+            tracks[where],
         )
+        actors = [
+            Actor(rider.track_id, label_of(rider.name), rider.size_lwh, *place, velocity)
+            for rider, place, velocity in zip(
+                found, np.stack([x, y, z, yaw], 1).tolist(), zip(vx.tolist(), vy.tolist())
+            )
+        ]
+        return actors, bodies
+
+    def _places(self, rows: np.ndarray) -> tuple[np.ndarray, ...]:
+        """Return x, y, floor height, yaw and velocity x, y of objects.
+
+        Args:
+            rows: (4, N) road coordinates s and d, direction, and speed on the centre line.
+        """
+        s, d, direction, speed = rows
+        x, y, headings = self._road.place(s + np.array([[0.0], [-1.0], [1.0]]), d)
+        x, y, heading = x[0], y[0], headings[0]
+        stretch = 1.0 - (headings[2] - headings[1]) / 2.0 * d  # a bend is shorter inside
+        along = direction * speed * stretch
+        on_pavement = np.abs(d) > self._road.kerb_m
+        z = self._road.height(x, y) + self._road.config.kerb_height_m * on_pavement
+        yaw = heading + np.where(direction < 0, np.pi, 0.0)
+        return x, y, z, yaw, along * np.cos(heading), along * np.sin(heading)
 
     def _draw_slot(self, flow: Flow, slot: int) -> tuple[Rider, ...]:
         rng = stream(self._seed, SLOT, flow.number, slot)

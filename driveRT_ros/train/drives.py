@@ -60,13 +60,15 @@ class SimulatedDrives:
     def samples(self, drive: int) -> list[Sample]:
         """See :class:`Drives`."""
         data, past = self._config.data, self._config.densification_params.num_past_frames
+
+        def wanted(sweep: int) -> bool:
+            return sweep >= past and (sweep - past) % data.sweeps_between_frames == 0
+
         return list(
             samples_of(
-                simulate(self.simulation(drive)),
+                simulate(self.simulation(drive), wanted),
                 self._config.densification_params,
                 self._config.model.class_names,
-                first=past,
-                every=data.sweeps_between_frames,
             )
         )
 

@@ -17,6 +17,7 @@ STEP_M = 0.0025
 STEP_S = 0.0025
 """Step of packed time lags; 8 bits reach 0.64 s."""
 REACH_M = 32767 * STEP_M
+_ROUNDING_M = 1e-3  # far more than 32-bit coordinates are rounded by
 
 Floats = npt.NDArray[np.float32]
 
@@ -84,20 +85,35 @@ def points_in_boxes(points: Floats, boxes: Floats) -> Iterator[npt.NDArray[np.in
         points: (N, 5).
         boxes: (M, 9); an unknown velocity counts as 0.
     """
-    order = np.argsort(points[:, 0], kind="stable")
-    ordered = points[order]
+    order = _order(points[:, 0])
+    xs, ys = points[:, 0][order].astype(np.float64), points[:, 1][order]
+    oldest = float(points[:, 4].max()) if len(points) else 0.0
     for x, y, z, length, width, height, yaw, vx, vy in boxes.astype(np.float64):
         vx, vy = (0.0 if np.isnan(v) else v for v in (vx, vy))
-        oldest = float(ordered[:, 4].max()) if len(ordered) else 0.0
-        reach = np.hypot(length, width) / 2 + abs(vx) * oldest
-        first, last = np.searchsorted(ordered[:, 0], (x - reach, x + reach))
-        some = ordered[first:last].astype(np.float64)
+        half = np.hypot(length, width) / 2
+        reach, aside = half + abs(vx) * oldest, half + abs(vy) * oldest + _ROUNDING_M
+        first, last = np.searchsorted(xs, (x - reach, x + reach))
+        strip = ys[first:last]
+        rows = order[first:last][(strip >= y - aside) & (strip <= y + aside)]
+        some = points[rows].astype(np.float64)
         dx, dy = some[:, 0] + vx * some[:, 4] - x, some[:, 1] + vy * some[:, 4] - y
         u = dx * np.cos(yaw) + dy * np.sin(yaw)
         v = dy * np.cos(yaw) - dx * np.sin(yaw)
         inside = (np.abs(u) <= length / 2) & (np.abs(v) <= width / 2)
         inside &= np.abs(some[:, 2] - z) <= height / 2
-        yield order[first:last][inside]
+        yield rows[inside]
+
+
+def _order(values: npt.NDArray[np.float32]) -> npt.NDArray[np.int64]:
+    """Return what a stable ``argsort`` gives, of finite values and several times faster.
+
+    NumPy sorts 16 bits in one pass and everything else by comparing: the lower half of the bits
+    goes first, then the upper half.
+    """
+    bits = (values + np.float32(0.0)).view(np.int32)  # the sum leaves one zero of the two
+    bits = bits ^ ((bits >> 31) & np.int32(0x7FFFFFFF))  # negative numbers grow downwards
+    lower = np.argsort((bits & 0xFFFF).astype(np.uint16), kind="stable")
+    return lower[np.argsort((bits >> 16).astype(np.int16)[lower], kind="stable")]
 
 
 def samples_of(
