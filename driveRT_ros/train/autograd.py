@@ -17,6 +17,7 @@ import torch
 from torch.autograd.function import once_differentiable
 from torch.nn import functional
 
+from driveRT_ros.core.gpu.gather_rows import gather_rows
 from driveRT_ros.core.sparse_types import CoordMap
 from driveRT_ros.train.tables import TableMap
 
@@ -24,7 +25,7 @@ CHUNK_ELEMENTS = 1 << 28
 """Gathered values held at a time: 512 MiB in half precision."""
 
 _WIDE = torch.complex128
-"""Rows are gathered in words of 16 bytes: a GPU spends as much on each word, however short."""
+"""Rows are gathered in words of 16 bytes."""
 _SPLIT_ROWS = 2048
 """Rows of one part of a sum over all rows: a product with few results is left to many cores."""
 
@@ -169,13 +170,14 @@ def _rows(rows: torch.Tensor, index: torch.Tensor) -> torch.Tensor:
     """Return some rows, in whole words where these fit."""
     if rows.shape[1] * rows.element_size() % _WIDE.itemsize:
         return rows.index_select(0, index)
+    if rows.is_cuda:
+        return gather_rows(rows, index)
     return rows.view(_WIDE).index_select(0, index).view(rows.dtype)
 
 
 def _columns(padded: torch.Tensor, table: torch.Tensor) -> torch.Tensor:
     """Return (rows, K * C): the rows that all taps read, side by side."""
-    words = padded.view(_WIDE).index_select(0, table.flatten())
-    return words.view(padded.dtype).view(len(table), -1)
+    return _rows(padded, table.flatten()).view(len(table), -1)
 
 
 def _correlation(rows: torch.Tensor, columns: torch.Tensor) -> torch.Tensor:

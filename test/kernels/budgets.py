@@ -104,6 +104,8 @@ def configurations():
     """Return (source, constants, architectures) of everything that ships."""
     for stem in ("sweeps", "levels", "voxelize", "coordmap"):
         yield stem, {}, ARCHITECTURES
+    for number in ("int", "long long"):
+        yield "gather_rows", {"NUMBER": number}, ARCHITECTURES
     for half in (0, 1):
         yield "bev_merge", {"HALF": half}, ARCHITECTURES
         yield "input_conv", {"IN": 5, "OUT": 16, "HALF": half}, ARCHITECTURES
