@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import os
 import sys
 from collections.abc import Sequence
 
@@ -22,7 +23,7 @@ from driveRT_ros.commands import (
     tune,
     verify,
 )
-from driveRT_ros.core.errors import DriveRTError
+from driveRT_ros.core.errors import DeviceError, DriveRTError
 from driveRT_ros.nodes.processes import ProcessFailed
 
 COMMANDS = {
@@ -97,8 +98,23 @@ def main(argv: Sequence[str] | None = None) -> int:
         return 1
     except DriveRTError as error:
         sys.stderr.write(f"drivert: {error}\n")
+        _leave_if_the_gpu_is_lost(error)
         return 2
     except KeyboardInterrupt:
         sys.stderr.write("drivert: interrupted.\n")
         return 130
     return code
+
+
+def _leave_if_the_gpu_is_lost(error: DriveRTError) -> None:
+    """End the process at once where cleaning up would call a CUDA context that is no more."""
+    if not isinstance(error, DeviceError):
+        return
+    from driveRT_ros.core.device_faults import device_fault, keep
+
+    fault = device_fault(error)
+    if fault is not None and fault.context_lost:
+        keep(error)
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os._exit(2)

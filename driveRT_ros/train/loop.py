@@ -330,7 +330,9 @@ class Trainer:
         if len(counts) != len(named) or any(name not in k for k in kept for name, _ in named):
             return False
         for (name, parameter), count in zip(named, counts):
-            moments = {m: k[name].to(parameter.device) for m, k in zip(_MOMENTS, kept)}
+            # In the layout of the parameter: fused steps refuse any other.
+            like = parameter.detach()
+            moments = {m: torch.empty_like(like).copy_(k[name]) for m, k in zip(_MOMENTS, kept)}
             device = parameter.device if self._optimizer.defaults["fused"] else None
             self._optimizer.state[parameter] = {
                 "step": torch.tensor(count, device=device),

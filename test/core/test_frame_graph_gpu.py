@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import statistics
 import threading
 import time
 
@@ -197,16 +196,18 @@ def test_memory_stays_flat_over_frames_of_many_sizes(clouds):
     assert torch.cuda.memory_reserved() == before
 
 
-def test_the_host_adds_less_to_a_replay_than_to_kernel_by_kernel(pair, clouds, record_property):
-    """How little it adds is for a benchmark to say: other tests may keep the processor busy."""
-    medians = {}
+def test_the_host_spends_less_on_a_replay_than_on_kernel_by_kernel(pair, clouds, record_property):
+    """On a cloud so small that the GPU waits for the host; a large one hides what the host does.
+
+    The least of many is compared: other tests may keep the processor busy.
+    """
+    least = {}
     for name, pipeline in zip(("graph", "eager"), pair):
-        walls, spent = [], []
-        for _ in range(30):
+        walls = []
+        for _ in range(60):
             begin = time.perf_counter()
-            found = pipeline.process(clouds[2])
+            pipeline.process(clouds[3])
             walls.append((time.perf_counter() - begin) * 1e3)
-            spent.append(sum(found.report.stage_ms.values()))
-        medians[name] = statistics.median(walls), statistics.median(spent)
-    record_property("wall and device ms", medians)
-    assert medians["graph"][0] < medians["eager"][0], medians
+        least[name] = min(walls)
+    record_property("wall ms", least)
+    assert least["graph"] < least["eager"], least

@@ -13,6 +13,7 @@ import torch
 
 from driveRT_ros.bench.frames import Frame
 from driveRT_ros.core.config import LidarConfig
+from driveRT_ros.core.device_faults import keep
 from driveRT_ros.core.errors import ConfigError, DeviceError, InvalidFrame
 from driveRT_ros.core.gpu import tuning
 from driveRT_ros.core.gpu.tuning import GpuTuningDevice
@@ -287,6 +288,7 @@ def search_with_a_deadly_candidate(path: str) -> None:
         found = plan.measured["domains"]["subm2"]
         told = f"tried {found['tried']}, faults {found['faults']}"
     except DeviceError as error:
+        keep(error)  # freeing what was in work would abort the process
         told = str(error)
     sys.stdout.write(told.replace("\n", " ") + "\n")
     sys.stdout.flush()
