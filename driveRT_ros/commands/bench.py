@@ -3,8 +3,9 @@
 Every candidate is compared with a float64 run of the same network on the same frame first; one
 that fails has no time. On a GPU the sparse engine runs as one CUDA graph, from raw points to the
 rows that the heads share; its stages are graphs of their own. Wall times include the launches.
-The suite ``frame`` has the whole detector, ``grid`` the operators on NanoVDB grids, and ``ros`` the
-node, from the publishing of a cloud to its detections in another process.
+The suite ``frame`` has the whole detector, ``soak`` its memory over thousands of frames, ``grid``
+the operators on NanoVDB grids, and ``ros`` the node, from the publishing of a cloud to its
+detections in another process.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 from rich.table import Table
 
-from driveRT_ros.commands import bench_frame, bench_grid, bench_ros
+from driveRT_ros.commands import bench_frame, bench_grid, bench_ros, bench_soak
 from driveRT_ros.commands.bench_options import (
     ALL_FRAMES,
     DEFAULT_ROUNDS,
@@ -41,6 +42,7 @@ examples:
   drivert bench sparse --device cpu                    the reference operators
   drivert bench frame --peers spconv --data DIR        points to boxes, beside the same from spconv
   drivert bench frame --device cpu                     what a machine without a GPU takes for it
+  drivert bench soak --precision fp16                  memory over 2000 clouds of all sizes
   drivert bench grid --sizes 7,500                     NanoVDB grids of 7 and 500 MB, on the GPU
   drivert bench ros --precision fp16 --duration 60     clouds of 0.694 and 6 MB at 10 and 20 Hz
   drivert bench ros --device cpu --sizes 0.1 --rates 1 a small sensor for a slow machine
@@ -70,6 +72,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--sizes", metavar="MB", help="of grids or clouds, by comma (grid, ros)")
     parser.add_argument("--rates", metavar="HZ", help="of clouds, by comma (ros)")
     parser.add_argument("--duration", type=float, metavar="S", help="of each case (ros)")
+    parser.add_argument("--count", type=int, metavar="N", help="frames to run (soak)")
     parser.add_argument("--config", metavar="YAML", help="parameter file: grid and channels")
     parser.add_argument("--output", metavar="JSON", help="file for the result")
 
@@ -156,6 +159,7 @@ def _show(report: dict[str, Any]) -> None:
 SUITES = {
     "sparse": (_measure, _show),
     "frame": (bench_frame.measure, bench_frame.show),
+    "soak": (bench_soak.measure, bench_soak.show),
     "grid": (bench_grid.measure, bench_grid.show),
     "ros": (bench_ros.measure, bench_ros.show),
 }

@@ -9,16 +9,17 @@ from driveRT_ros.core.errors import ConfigError
 
 ALL_FRAMES = ("S1", "S5", "S10", "S15")
 BELONGS = {
-    "precision": ("sparse", "frame", "ros"),
-    "plan": ("sparse", "frame", "ros"),
+    "precision": ("sparse", "frame", "soak", "ros"),
+    "plan": ("sparse", "frame", "soak", "ros"),
     "frames": ("sparse", "frame"),
     "data": ("sparse", "frame"),
     "peers": ("sparse", "frame"),
-    "config": ("sparse", "frame", "ros"),
+    "config": ("sparse", "frame", "soak", "ros"),
     "rounds": ("sparse", "grid", "frame"),
     "sizes": ("grid", "ros"),
     "rates": ("ros",),
     "duration": ("ros",),
+    "count": ("soak",),
 }
 """Suites by option; the others refuse it rather than leave it without effect."""
 DEFAULT_ROUNDS = 4
