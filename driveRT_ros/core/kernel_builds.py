@@ -49,13 +49,13 @@ def engine_builds(
     """
     channels = config.model.channels
     layers, half = domain_layers(channels), plan.precision == "fp16"
-    last = "subm_out"  # of fp16: its rows are float32, so it leaves sums to the epilogue
+    last = "subm_out"  # of fp16 too its rows are float32
     convolutions, others = [], []
     for domain, tactic in plan.tactics.items():
         defines = dict(tactic.defines(*layers[domain]))
-        partial = tactic.groups > 1 or (half and domain == last)
-        if tactic.kind == "tensor_cores":
-            defines["PARTIAL"] = int(partial)
+        partial = tactic.groups > 1
+        if half and domain == last and not partial:
+            defines["FLOAT_ROWS"] = 1
         convolutions.append(KernelBuild.of(tactic.kernel, defines))
         if partial:
             stored_half = int(half and domain != last)

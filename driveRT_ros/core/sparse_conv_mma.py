@@ -1,7 +1,8 @@
 """Tactics of the tensor-core convolution and the packing of its weights.
 
-The kernels are ``kernels/sparse_conv_mma.cu`` and ``kernels/sparse_conv_direct.cu``;
-``kernels/mma.cuh`` says why the weights lie as they do. Nothing here launches anything.
+The kernels are ``kernels/sparse_conv_mma.cu``, ``kernels/sparse_conv_direct.cu`` and
+``kernels/sparse_conv_even.cu``; ``kernels/mma.cuh`` says why the weights lie as they do. Nothing
+here launches anything.
 """
 
 from __future__ import annotations
@@ -19,9 +20,11 @@ PRECISIONS = ("F16", "TF32", "F16X3", "F64")
 WIDTHS = (16, 32, 64, 128)
 FULL_RATE_F64 = ((8, 0), (9, 0), (10, 0))
 """Chips whose float64 matrix unit is worth using; others have a token one, or none (7.5)."""
-FLOWS = ("staged", "direct", "resident")
+FLOWS = ("staged", "direct", "resident", "even")
 PARAMETERS = ("conv_mma.cuh", "Convolution")
-"""Where the struct that both kernels take is declared."""
+"""Where the struct that all of them take is declared."""
+SHARES = ("sparse_conv_even.cu", "Shares")
+"""Where the struct is declared that only even shares take."""
 
 
 @dataclass(frozen=True)
@@ -41,7 +44,9 @@ class MmaTactic:
         flow: ``staged``: rows and weights pass through shared memory, for tiles sorted by taps.
             ``direct``: rows go from the cache to registers, for tiles in spatial order.
             ``resident``: as direct, with the weights of all taps kept in shared memory and
-            ``tile_rows`` the tile of a single warp.
+            ``tile_rows`` the tile of a single warp. ``even``: as staged, with all taps in one group
+            and the same number of them for every block, which leave sums to each other where a tile
+            has several; their bits depend on the number of multiprocessors too.
         parts: Blocks that share the output channels of a tile; with more than one, ``warps_n``
             warps share those of a part. For layers of few rows, whose tiles leave
             multiprocessors idle; ``staged`` alone.
@@ -81,7 +86,14 @@ class MmaTactic:
     @property
     def kernel(self) -> str:
         """Name of the kernel and of its source file."""
-        return "sparse_conv_mma" if self.flow == "staged" else "sparse_conv_direct"
+        return {"staged": "sparse_conv_mma", "even": "sparse_conv_even"}.get(
+            self.flow, "sparse_conv_direct"
+        )
+
+    @property
+    def stages_rows(self) -> bool:
+        """Whether input rows pass through shared memory beside the weights."""
+        return self.flow in ("staged", "even")
 
     @property
     def element_bytes(self) -> int:
@@ -96,13 +108,18 @@ class MmaTactic:
         """Dynamic shared memory of a block."""
         if self.flow == "resident":
             return taps * c_in * c_out * self.element_bytes
-        staged_rows = self.tile_rows if self.flow == "staged" else 0
+        staged_rows = self.tile_rows if self.stages_rows else 0
         return (
             self.stages
             * self.slab
             * (staged_rows + c_out // max(self.parts, 1))
             * self.element_bytes
         )
+
+    def shared_sums(self, c_out: int) -> int:
+        """Return the bytes in which a block leaves sums to others: of two tiles."""
+        width = 8 if self.precision == "F64" else 4
+        return 2 * self.tile_rows * c_out * width if self.flow == "even" else 0
 
     def defines(self, c_in: int, c_out: int, taps: int) -> dict[str, object]:
         """Compile-time constants of the kernel."""
@@ -120,7 +137,7 @@ class MmaTactic:
         }
         if self.parts > 1:
             constants["COLUMNS"] = c_out // self.parts
-        if self.flow != "staged":
+        if not self.stages_rows:
             constants |= {"RESIDENT": int(self.flow == "resident"), "TAPS": taps}
         return constants
 
@@ -140,10 +157,12 @@ class MmaTactic:
         run = 2 if c_out == 16 else 4  # channels of a lane: 8 lanes make one result
         resident, threads = self.flow == "resident", self.threads(c_out)
         sharing = 1 if resident else max(self.warps_m, 1)  # warps along the rows of a tile
-        copies = self.tile_rows * row_bytes if self.flow == "staged" else 0
+        copies = self.tile_rows * row_bytes if self.stages_rows else 0
         rules = {
             "flow": self.flow in FLOWS,
-            "groups": taps % self.groups == 0 and taps <= 32,
+            "groups": taps % self.groups == 0
+            and taps <= 32
+            and (self.groups == 1 or self.flow != "even"),
             "slab": c_in % self.slab == 0
             and row_bytes % fragment_bytes == 0
             and (not resident or self.slab == c_in),

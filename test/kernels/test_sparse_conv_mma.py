@@ -14,12 +14,18 @@ import torch
 
 from driveRT_ros.core.errors import ConfigError
 from driveRT_ros.core.kernel_args import struct_value
-from driveRT_ros.core.sparse_conv_mma import PARAMETERS, MmaTactic, pack_weight, round_tf32
+from driveRT_ros.core.sparse_conv_mma import (
+    PARAMETERS,
+    SHARES,
+    MmaTactic,
+    pack_weight,
+    round_tf32,
+)
 from test.support.cuda_cpu import CpuModule
 from test.support.tile_tables import convolve_groups, random_sources, tile_tables
 
 NAN = float("nan")
-SHARES = {"F16": 2e-6, "TF32": 2e-6, "F16X3": 2e-6, "F64": 2**-24}
+ERRORS = {"F16": 2e-6, "TF32": 2e-6, "F16X3": 2e-6, "F64": 2**-24}
 """Of the largest output: sums in fp32, but for F64 one rounding to fp32."""
 HALF_ROUNDING = 2**-11  # of each output, where halves are written
 
@@ -62,7 +68,18 @@ class Layer:
         out = out + (self.residual.double().numpy() if residual else 0)
         return np.where(out < 0, 0, out) if relu else out
 
-    def run(self, *, bias=True, residual=True, relu=True, grid=3, seed=0, rank=True, x_scale=1.0):
+    def run(
+        self,
+        *,
+        bias=True,
+        residual=True,
+        relu=True,
+        grid=3,
+        seed=0,
+        rank=True,
+        x_scale=1.0,
+        shares=7,
+    ):
         """Return rows x channels, or groups x rows x channels; NaN where nothing was written."""
         t, choice = self.tables, self.choice
         packed, scale = pack_weight(self.weight, choice.precision)
@@ -90,17 +107,25 @@ class Layer:
                 "out_scale": 1 / (x_scale * scale),
             },
         )
-        sizes = (self.c_in, self.c_out, len(self.weight))
+        sizes, more = (self.c_in, self.c_out, len(self.weight)), ()
+        if choice.flow == "even":
+            size = shares * choice.shared_sums(self.c_out) // 4
+            part, arrived = torch.full((size,), NAN), torch.zeros(shares, dtype=torch.int32)
+            fields = {"part": part, "arrived": arrived, "count": shares}
+            more = (struct_value(*SHARES, fields),)
         module = CpuModule(choice.kernel, choice.defines(*sizes))
         module.launch(
             choice.kernel,
             grid,
             choice.threads(sizes[1]),
             arguments,
+            *more,
             shared=choice.shared_bytes(*sizes),
             seed=seed,
             resident=2,
         )
+        if more:
+            assert not arrived.any(), "the next launch finds counters that are not zero"
         return out.float().numpy() if self.partial else out[0].float().numpy()
 
     def chain_in_float32(self):
@@ -132,7 +157,7 @@ class Layer:
         return np.flatnonzero((self.tables.sources[group * per :][:per] >= 0).any(0))
 
     def compare(self, got, expected):
-        share = SHARES[self.choice.precision] * max(1.0, np.abs(expected).max(initial=0))
+        share = ERRORS[self.choice.precision] * max(1.0, np.abs(expected).max(initial=0))
         rounding = HALF_ROUNDING if self.half and not self.partial else 0
         assert got.shape == expected.shape and not np.isnan(got).any()
         assert (np.abs(got - expected) <= share + rounding * np.abs(expected)).all()
@@ -172,6 +197,17 @@ def test_resident_weights_agree_with_float64(precision, c_in, c_out):
 def test_rows_straight_from_memory_agree_with_float64(precision, c_in, c_out):
     choice = tactic(precision, "direct", slab=min(c_in, 64), warps=(2, c_out // 32))
     Layer(choice, c_in, c_out, 45, density=0.15).check()
+
+
+@pytest.mark.parametrize(
+    "precision, c_in, c_out",
+    [("F16", 32, 32), ("F16", 64, 128), ("F16X3", 32, 32), ("F64", 32, 32)],
+)
+@pytest.mark.parametrize("shares", [1, 2, 7, 40, 1000])
+def test_even_shares_agree_with_float64(precision, c_in, c_out, shares):
+    """From whole tiles to one tap a block, and fewer taps than there are blocks to take them."""
+    choice = tactic(precision, "even", warps=(1, c_out // 32))
+    Layer(choice, c_in, c_out, 75, density=0.15).check(shares=shares, grid=min(shares, 40))
 
 
 @pytest.mark.parametrize("flow", ["staged", "direct"])
@@ -235,7 +271,7 @@ def test_groups_of_taps_write_their_own_sums(flow, precision, groups):
 
 @pytest.mark.parametrize(
     "precision, flow",
-    [("F16", "staged"), ("F16", "direct"), ("F16", "resident"), ("F64", "staged")],
+    [(p, "staged") for p in ("F16", "F64")] + [("F16", f) for f in ("direct", "resident", "even")],
 )
 @pytest.mark.parametrize("rows", [0, 1, 31, 32, 33, 64])
 def test_any_number_of_rows_fills_tiles_in_part_or_in_full(precision, flow, rows):
@@ -251,7 +287,7 @@ def test_every_part_of_the_epilogue_and_any_grid_agrees(options):
         Layer(tactic(precision), 32, 32, 70).check(**options)
 
 
-@pytest.mark.parametrize("flow", ["staged", "direct", "resident"])
+@pytest.mark.parametrize("flow", ["staged", "direct", "resident", "even"])
 def test_rows_without_any_tap_get_bias_and_residual(flow):
     Layer(tactic("F16", flow), 32, 32, 40, density=0).check()
 
@@ -260,7 +296,7 @@ def test_thirty_two_taps_fit_the_mask():
     Layer(tactic("F16"), 32, 16, 40, taps=32).check()
 
 
-@pytest.mark.parametrize("flow", ["staged", "direct", "resident"])
+@pytest.mark.parametrize("flow", ["staged", "direct", "resident", "even"])
 @pytest.mark.parametrize("precision", ["F16", "F16X3", "F64"])
 def test_results_do_not_depend_on_the_schedule(flow, precision):
     layer = Layer(tactic(precision, flow), 32, 32, 100)
