@@ -25,12 +25,11 @@
 // Estimate from the code for 9.0: 128 bytes take 13 operations of the integer units and 6 of shared
 // memory, and 4 KB another 64 to fold, so 132 multiprocessors at 1.98 GHz read at most 4.4 TB/s. One
 // launch, nothing waits.
-#include "grid_ops.cuh"
+#include "grid_ops_crc.cuh"
 
 #define WARPS 8
 #define SHIFTS 10  // products: past 1, 2, 4, .. 32 words, then past 1, 2, 4, 8 pieces of level 2
 #define PIECES 6   // the first of those of level 2
-#define DIGITS 7   // of 5 bits in a word
 #define BATCH 8    // words of a lane in flight
 #define BLOCK_BYTES 4096
 #define BLOCK_BATCH 16     // the same in a whole block
@@ -50,32 +49,6 @@ struct Checksum {
     u32* head;                        // CRC of the head
     u32* sum;                         // the other CRC, all ones before the first launch
 };
-
-// v x^(32 * 2^k) mod P
-__device__ __forceinline__ u32 shift(const u32* tables, int k, u32 v) {
-    u32 r = 0;
-#pragma unroll
-    for (int d = 0; d < DIGITS; ++d) {
-        const u32 entry = d ? v >> (5 * d - 2) & 124 : v << 2 & 124;  // in bytes
-        r ^= *at_byte<u32>(tables, entry + 128 * (k * DIGITS + d));
-    }
-    return r;
-}
-
-// v x^bits mod P, bit by bit; bit 31 of a register is x^0.
-__device__ __forceinline__ u32 times_x(u32 v, u32 bits) {
-    for (u32 i = 0; i < bits; ++i) v = (v >> 1) ^ (v & 1 ? 0xedb88320u : 0u);
-    return v;
-}
-
-// Folds the registers of `1 << levels` lanes, each a piece before the next, into lane 0.
-__device__ __forceinline__ u32 fold(const u32* tables, int levels, u32 v) {
-    for (int k = 0; k < levels; ++k) {
-        const u32 right = __shfl_down_sync(0xffffffffu, v, 1 << k);
-        v = shift(tables, k, v) ^ right;
-    }
-    return v;
-}
 
 // First bit and first entry of a digit of the wide tables.
 __device__ __forceinline__ constexpr int wide_bit(int d) { return d < 2 ? 6 * d : 12 + 5 * (d - 2); }
@@ -165,28 +138,6 @@ __device__ __forceinline__ u32 chunk_register(const u32* tables, const u32* word
     const unsigned char* rest = reinterpret_cast<const unsigned char*>(words + count);
     for (u32 i = 0; i < (bytes & 3); ++i) v = times_x(v ^ rest[i], 8);
     return v;
-}
-
-// a b mod P
-__device__ __forceinline__ u32 product(u32 a, u32 b) {
-    u32 r = 0;
-#pragma unroll 8
-    for (int i = 0; i < 32; ++i) {
-        r ^= a & 0x80000000u ? b : 0u;
-        a <<= 1;
-        b = (b >> 1) ^ (b & 1 ? 0xedb88320u : 0u);
-    }
-    return r;
-}
-
-// v x^(32 words) mod P by a warp, in all lanes. P is primitive: x^(2^32 - 1) = 1, so the words above
-// the 32 bits of `powers` (16 GiB) are added to those below.
-__device__ __forceinline__ u32 shift_by(const u32* powers, u64 words, u32 v) {
-    const int lane = threadIdx.x & 31;
-    for (int i = 0; i < 2; ++i) words = (words & 0xffffffffu) + (words >> 32);  // the first may carry
-    u32 factor = words >> lane & 1 ? powers[lane] : 0x80000000u;
-    for (int d = 16; d; d /= 2) factor = product(factor, __shfl_xor_sync(0xffffffffu, factor, d));
-    return product(v, factor);
 }
 
 extern "C" __global__ void __launch_bounds__(32 * WARPS, 5) crc_chunks(const Checksum m) {

@@ -17,10 +17,18 @@
 // the rest is small. Float64 adds 3 operations a voxel: on chips with few such units `moments` = 0
 // leaves means and deviations out. By design a warp loads its leaf at once and then sums in a fixed
 // order, twice, the second time with the mean of the first: no load is in flight meanwhile, so that
-// only other warps of the multiprocessor keep the memory busy.
+// only other warps of the multiprocessor keep the memory busy. Integer units decide the rest: a value
+// takes 7 of their operations without moments.
 #include "grid_ops.cuh"
 
 #define LEAF_THREADS 256
+#ifndef LEAF_BLOCKS
+#if __CUDA_ARCH__ >= 1000
+#define LEAF_BLOCKS 3  // of leaves that a multiprocessor runs at once: all that need no spills
+#else
+#define LEAF_BLOCKS 4
+#endif
+#endif
 #define THREADS 128
 #define AHEAD 4  // steps whose loads an internal node has in flight
 #define LEAF_BYTES 2144
@@ -62,8 +70,12 @@ __device__ __forceinline__ int key_of(const GridStats& m, u32 bits) {
 __device__ __forceinline__ u32 bits_of(const GridStats& m, int key) {
     return static_cast<u32>(key_of(m, static_cast<u32>(key)));
 }
+template <bool IS_FLOAT>
+__device__ __forceinline__ double number_of(u32 bits) {
+    return IS_FLOAT ? static_cast<double>(__uint_as_float(bits)) : static_cast<double>(static_cast<int>(bits));
+}
 __device__ __forceinline__ double number_of(const GridStats& m, u32 bits) {
-    return m.is_float ? static_cast<double>(__uint_as_float(bits)) : static_cast<double>(static_cast<int>(bits));
+    return m.is_float ? number_of<true>(bits) : number_of<false>(bits);
 }
 
 // A result that is not a number has the same bits everywhere.
@@ -150,9 +162,11 @@ __device__ __forceinline__ void leaf_box(u32 word, const int* origin, Stats* s) 
     s->last[2] = origin[2] + 31 - __clz(z);
 }
 
-__device__ __forceinline__ void write_leaf(const GridStats& m, const Stats& s, u32* leaf) {
+// `packed`: extent of the box and flags, as they were.
+__device__ __forceinline__ void write_leaf(const GridStats& m, const Stats& s, u32* leaf, u32 packed) {
     const bool some = s.first[0] <= s.last[0];
-    u32 packed = leaf[3] & 0x00ffffffu, flags = leaf[3] >> 24 & ~2u;
+    u32 flags = packed >> 24 & ~2u;
+    packed &= 0x00ffffffu;
     if (some) {
         for (int a = 0; a < 3; ++a) leaf[a] = s.first[a];
         packed = (s.last[0] - s.first[0]) | (s.last[1] - s.first[1]) << 8 | (s.last[2] - s.first[2]) << 16;
@@ -162,53 +176,92 @@ __device__ __forceinline__ void write_leaf(const GridStats& m, const Stats& s, u
     write_stats(m, s, leaf + 20);
 }
 
-extern "C" __global__ void __launch_bounds__(LEAF_THREADS) leaf_stats(const GridStats m) {
-    begin_dependent();
+// Reductions over a warp, in all lanes.
+#if __CUDA_ARCH__ >= 800
+__device__ __forceinline__ u32 warp_add(u32 v) { return __reduce_add_sync(0xffffffffu, v); }
+__device__ __forceinline__ int warp_min(int v) { return __reduce_min_sync(0xffffffffu, v); }
+__device__ __forceinline__ int warp_max(int v) { return __reduce_max_sync(0xffffffffu, v); }
+#else
+__device__ __forceinline__ u32 warp_add(u32 v) {
+    for (int d = 16; d; d /= 2) v += __shfl_xor_sync(0xffffffffu, v, d);
+    return v;
+}
+__device__ __forceinline__ int warp_min(int v) {
+    for (int d = 16; d; d /= 2) v = min(v, __shfl_xor_sync(0xffffffffu, v, d));
+    return v;
+}
+__device__ __forceinline__ int warp_max(int v) {
+    for (int d = 16; d; d /= 2) v = max(v, __shfl_xor_sync(0xffffffffu, v, d));
+    return v;
+}
+#endif
+
+// A leaf by a warp: lane l has the values 32 k + l, and all words of the mask.
+template <bool IS_FLOAT>
+__device__ __forceinline__ void one_leaf(const GridStats& m, u32 i) {
     const int lane = threadIdx.x & 31;
-    const u32 i = blockIdx.x * (LEAF_THREADS / 32) + threadIdx.x / 32;
-    if (i >= m.leaves) return;
     u32* leaf = at_byte<u32>(m.grid, m.leaf + static_cast<u64>(i) * LEAF_BYTES);
-    const u32 word = lane < 16 ? leaf[4 + lane] : 0u;
-    u32 bits[16], numbers = 0;
+    u32 bits[16];
 #pragma unroll
     for (int k = 0; k < 16; ++k) bits[k] = leaf[24 + 32 * k + lane];
+    const uint4 place = *at_byte<uint4>(leaf, 0);
+    const u32 word = lane < 16 ? leaf[4 + lane] : 0u;
+    const u32 mine = 1u << lane;
+    u32 numbers = 0, nans = 0;
     Stats s = nothing();
 #pragma unroll
-    for (int k = 0; k < 16; ++k) {
-        const bool active = __shfl_sync(0xffffffffu, word, k) >> lane & 1;
-        const bool number = active && is_number(m, bits[k]);
-        const int key = key_of(m, bits[k]);
-        s.least = number ? min(s.least, key) : s.least;
-        s.most = number ? max(s.most, key) : s.most;
-        s.count += __popc(__ballot_sync(0xffffffffu, number));
-        s.nans += __popc(__ballot_sync(0xffffffffu, active && !number));
-        numbers |= static_cast<u32>(number) << k;
+    for (int q = 0; q < 4; ++q) {
+        const uint4 four = at_byte<uint4>(leaf, 16)[q];  // one address for the whole warp
+        const u32 words[4] = {four.x, four.y, four.z, four.w};
+#pragma unroll
+        for (int j = 0; j < 4; ++j) {
+            const int k = 4 * q + j;
+            const int key = static_cast<int>(bits[k]) ^ (IS_FLOAT ? static_cast<int>(bits[k]) >> 31 & 0x7fffffff : 0);
+            const float value = __uint_as_float(bits[k]);
+            if (!(words[j] & mine)) continue;
+            if (IS_FLOAT && value != value) {
+                ++nans;
+                continue;
+            }
+            s.least = min(s.least, key);
+            s.most = max(s.most, key);
+            numbers |= 1u << k;
+        }
     }
-    for (int d = 16; d; d /= 2) {
-        s.least = min(s.least, __shfl_xor_sync(0xffffffffu, s.least, d));
-        s.most = max(s.most, __shfl_xor_sync(0xffffffffu, s.most, d));
-    }
+    const u32 counts = warp_add(static_cast<u32>(__popc(numbers)) | nans << 16);
+    s.count = counts & 0xffffu;
+    s.nans = counts >> 16;
+    s.least = warp_min(s.least);
+    s.most = warp_max(s.most);
     if (m.moments && s.count) {  // the same in all lanes
         double sum = 0.;
 #pragma unroll
         for (int k = 0; k < 16; ++k)
-            if (numbers >> k & 1) sum = __dadd_rn(sum, number_of(m, bits[k]));
+            if (numbers >> k & 1) sum = __dadd_rn(sum, number_of<IS_FLOAT>(bits[k]));
         s.mean = one_nan(__ddiv_rn(warp_sum(sum), static_cast<double>(s.count)));
         sum = 0.;
 #pragma unroll
         for (int k = 0; k < 16; ++k) {
-            const double away = __dsub_rn(number_of(m, bits[k]), s.mean);
+            const double away = __dsub_rn(number_of<IS_FLOAT>(bits[k]), s.mean);
             if (numbers >> k & 1) sum = __dadd_rn(sum, __dmul_rn(away, away));
         }
         s.m2 = one_nan(warp_sum(sum));
     }
-    int origin[3];
-    for (int a = 0; a < 3; ++a) origin[a] = static_cast<int>(leaf[a]) & ~7;
+    const int origin[3] = {static_cast<int>(place.x) & ~7, static_cast<int>(place.y) & ~7, static_cast<int>(place.z) & ~7};
     leaf_box(word, origin, &s);
-    __syncwarp();  // all lanes have read the place of the leaf
     if (lane) return;
     *record(m, i) = s;
-    if (m.write) write_leaf(m, s, leaf);
+    if (m.write) write_leaf(m, s, leaf, place.w);
+}
+
+extern "C" __global__ void __launch_bounds__(LEAF_THREADS, LEAF_BLOCKS) leaf_stats(const GridStats m) {
+    begin_dependent();
+    const u32 i = blockIdx.x * (LEAF_THREADS / 32) + threadIdx.x / 32;
+    if (i >= m.leaves) return;
+    if (m.is_float)
+        one_leaf<true>(m, i);
+    else
+        one_leaf<false>(m, i);
 }
 
 // ---- internal nodes and the root --------------------------------------------------------------------
@@ -226,8 +279,21 @@ __device__ __forceinline__ Stats merge_block(const GridStats& m, const Stats& mi
     return shared_stats[0];
 }
 
-// Thread t merges the entries t, t + 128, ... Words of the masks are read 32 steps at a time, so that
-// empty ones cost nothing. Entries, and then records, of some steps are read before the first is used.
+// Bit i of the result is bit `lane` of what lane i has.
+__device__ __forceinline__ u32 transposed(u32 v) {
+    const int lane = threadIdx.x & 31;
+#pragma unroll
+    for (int d = 16; d; d /= 2) {
+        const u32 low = d == 16 ? 0x0000ffffu : d == 8 ? 0x00ff00ffu : d == 4 ? 0x0f0f0f0fu : d == 2 ? 0x33333333u : 0x55555555u;
+        const u32 other = __shfl_xor_sync(0xffffffffu, v, d);
+        v = lane & d ? (v & ~low) | (other >> d & low) : (v & low) | (other & low) << d;
+    }
+    return v;
+}
+
+// Thread t merges the entries t, t + 128, ... A lane reads a word of the masks of each of 32 steps, and
+// gets those steps in which it has an entry, so that no lane waits for entries of another. Entries,
+// and then records, of some steps are read before the first is used.
 template <int SLOTS, int BYTES, int CHILD_BYTES, int EDGE>
 __device__ __forceinline__ void node_stats(const GridStats& m, u64 nodes, u64 children, u32 first_child_slot,
                                            u32 own_slot) {
@@ -239,35 +305,41 @@ __device__ __forceinline__ void node_stats(const GridStats& m, u64 nodes, u64 ch
     int origin[3];
     for (int a = 0; a < 3; ++a) origin[a] = static_cast<int>(node[a]) & ~(SIDE * EDGE - 1);
     Stats mine = nothing();
+    const u32 *is_value = node + 32 / 4 + warp, *is_child = is_value + MASK / 4;
+    u32 next_child = is_child[lane * (THREADS / 32)], next_value = is_value[lane * (THREADS / 32)];
     for (int step = 0; step < STEPS; step += 32) {
-        const int at = (step + lane) * (THREADS / 32) + warp;
-        const u32 child = node[(32 + MASK) / 4 + at], value = node[32 / 4 + at] & ~child;
-        u32 todo = __ballot_sync(0xffffffffu, (child | value) != 0);
+        const u32 child = next_child, value = next_value & ~child;
+        if (step + 32 < STEPS) {
+            next_child = is_child[(step + 32 + lane) * (THREADS / 32)];
+            next_value = is_value[(step + 32 + lane) * (THREADS / 32)];
+        }
+        if (!__any_sync(0xffffffffu, (child | value) != 0)) continue;
+        const u32 children_mine = transposed(child);
+        const u32 values_mine = __any_sync(0xffffffffu, value != 0) ? transposed(value) : 0u;
+        u32 todo = children_mine | values_mine;
         while (todo) {
             int at_entry[AHEAD];
-            bool is_child[AHEAD], is_value[AHEAD];
+            bool some[AHEAD], below[AHEAD];
             u64 entry[AHEAD];
             Stats found[AHEAD];
 #pragma unroll
             for (int k = 0; k < AHEAD; ++k) {
-                const int from = todo ? __ffs(todo) - 1 : 0;
-                const u32 children_here = __shfl_sync(0xffffffffu, child, from);
-                const u32 values_here = __shfl_sync(0xffffffffu, value, from);
-                is_child[k] = todo && children_here >> lane & 1;
-                is_value[k] = todo && values_here >> lane & 1;
-                at_entry[k] = (step + from) * THREADS + threadIdx.x;
-                entry[k] = is_child[k] || is_value[k] ? table[at_entry[k]] : 0;
+                const int at = todo ? __ffs(todo) - 1 : 0;
+                some[k] = todo != 0;
+                below[k] = some[k] && children_mine >> at & 1;
+                at_entry[k] = (step + at) * THREADS + threadIdx.x;
+                entry[k] = some[k] ? table[at_entry[k]] : 0;
                 todo &= todo - 1;
             }
 #pragma unroll
             for (int k = 0; k < AHEAD; ++k)
-                if (is_child[k]) found[k] = *record(m, first_child_slot + (begin + entry[k] - children) / CHILD_BYTES);
+                if (below[k]) found[k] = *record(m, first_child_slot + (begin + entry[k] - children) / CHILD_BYTES);
 #pragma unroll
             for (int k = 0; k < AHEAD; ++k) {
                 const int i = at_entry[k], x = i / (SIDE * SIDE), y = i / SIDE % SIDE, z = i % SIDE;
                 const int corner[3] = {origin[0] + x * EDGE, origin[1] + y * EDGE, origin[2] + z * EDGE};
-                if (is_value[k]) found[k] = tile_stats(m, static_cast<u32>(entry[k]), corner, EDGE);
-                if (is_child[k] || is_value[k]) mine = merge(m, mine, found[k]);
+                if (some[k] && !below[k]) found[k] = tile_stats(m, static_cast<u32>(entry[k]), corner, EDGE);
+                if (some[k]) mine = merge(m, mine, found[k]);
             }
         }
     }

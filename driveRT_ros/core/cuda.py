@@ -26,6 +26,7 @@ _MAX_BLOCK = (1024, 1024, 64)
 _LEAST_DYNAMIC = 48 * 1024  # more needs the kernel's consent
 _INVALID_CONTEXT, _INVALID_VALUE, _INVALID_HANDLE, _CONTEXT_DESTROYED = 201, 1, 400, 709
 _ATTRIBUTE_MAX_THREADS, _ATTRIBUTE_STATIC_SHARED, _ATTRIBUTE_MAX_DYNAMIC = 0, 1, 8
+_ATTRIBUTE_CARVEOUT = 9
 _DEVICE_SHARED_OPTIN = 97
 _DEPENDENT_CAPABILITY, _DEPENDENT_DRIVER = (9, 0), 12030  # the driver that captures it in graphs
 _PROGRAMMATIC_STREAM_SERIALIZATION = 6
@@ -104,6 +105,19 @@ class Kernel:
     ) -> Launch:
         """Prepare a launch; see :class:`Launch`."""
         return Launch(self, grid, block, args, dependent=dependent)
+
+    def prefer_shared(self, percent: int) -> Kernel:
+        """Ask for a share of a multiprocessor's memory as shared memory, and return itself.
+
+        By itself the driver may leave more of it to the first cache, and less to blocks that could
+        run beside each other.
+
+        Args:
+            percent: Of the most that a multiprocessor can have as shared memory; 0 to 100.
+        """
+        code = _driver().cuFuncSetAttribute(self.function, _ATTRIBUTE_CARVEOUT, percent)
+        _check(code, f"sharing out the memory of multiprocessors for '{self.name}'")
+        return self
 
     def _attribute(self, attribute: int) -> int:
         value = ctypes.c_int()

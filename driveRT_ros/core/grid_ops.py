@@ -71,6 +71,11 @@ def checksum(grid: torch.Tensor, header: GridHeader | None = None) -> tuple[int,
     Raises:
         ConfigError: If it is no grid that can be read.
     """
+    header = header or grid_header(grid)
+    if grid.is_cuda and header.checksum_of_blocks:
+        from driveRT_ros.core.gpu import grid_blocks as gpu  # needs a driver
+
+        return gpu.checksum_now(_aligned(grid), header.size)
     head, tail = (int(bits) & 0xFFFFFFFF for bits in checksum_bits(grid, header).tolist())
     return head, tail
 

@@ -117,6 +117,7 @@ def configurations():
         "fit_images",
         "scatter_map",
         "grid_ops_checksum",
+        "grid_ops_diagonals",
         "grid_ops_stats",
         "grid_ops_index",
     ):

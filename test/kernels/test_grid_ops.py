@@ -11,6 +11,7 @@ import pytest
 import torch
 
 from driveRT_ros.core import cuda, grid_ops
+from driveRT_ros.core.gpu import crc_powers, grid_blocks
 from driveRT_ros.core.gpu import grid_ops as gpu
 from driveRT_ros.core.nanovdb_layout import FLOAT, INT32, ON_INDEX, converted, read_header
 from driveRT_ros.core.nvrtc import read_source
@@ -50,7 +51,7 @@ def checksum(backend, grid, resident=8):
 
 @pytest.mark.parametrize("piece", [1, 1024])
 def test_products_bring_a_register_past_zeros(piece):
-    tables, powers = gpu.operators(piece)
+    tables, powers = crc_powers.operators(piece)
     assert tables.shape == (10, 7, 32) and powers.shape == (32,)
     register = 0x12345678
     for k, words in enumerate((1, 2, 4, 8, 16, 32, piece, 2 * piece, 4 * piece, 8 * piece)):
@@ -60,7 +61,11 @@ def test_products_bring_a_register_past_zeros(piece):
         digits = [register >> 5 * d & 31 for d in range(7)]
         found = (int(tables[k, d, e]) for d, e in enumerate(digits))
         power = powers[words.bit_length() - 1]
-        assert functools.reduce(int.__xor__, found) == linear == int(gpu.product(register, power))
+        assert (
+            functools.reduce(int.__xor__, found)
+            == linear
+            == int(crc_powers.product(register, power))
+        )
 
 
 @pytest.mark.parametrize(
@@ -87,7 +92,7 @@ extern "C" __global__ void far(const u32* powers, const u64* words, u32* out) {
 def test_a_register_goes_past_more_words_than_32_bits_count(tmp_path):
     """Blocks of a tensor of more than 16 GiB have more than 2**32 words behind them."""
     (tmp_path / "far.cu").write_text(read_source("grid_ops_checksum.cu").decode() + FAR)
-    _, powers = gpu.operators(1)
+    _, powers = crc_powers.operators(1)
     words = [5, 2**32 - 2, 2**32 - 1, 2**32, 2**32 + 5, 2**33 + 2**31, 2**40 - 1, 2**64 - 1]
     out = torch.zeros(len(words), dtype=torch.int32)
     args = (powers.view(np.int32), np.array(words, np.uint64).view(np.int64))
@@ -96,8 +101,8 @@ def test_a_register_goes_past_more_words_than_32_bits_count(tmp_path):
     for count, bits in zip(words, out.tolist()):
         register, power = 0x12345678, int(powers[0])  # squared as often as the count has bits
         for bit in range(count.bit_length()):
-            register = int(gpu.product(register, power)) if count >> bit & 1 else register
-            power = int(gpu.product(power, power))
+            register = int(crc_powers.product(register, power)) if count >> bit & 1 else register
+            power = int(crc_powers.product(power, power))
         assert bits & 0xFFFFFFFF == register, count
 
 
@@ -114,6 +119,13 @@ def test_any_number_of_chunks_folds_to_the_same_checksum(backend, blocks):
     expected = reference.checksum(grid, read_header(grid))
     for resident in (1, 3, 8):
         assert checksum(backend, grid, resident) == expected
+
+
+@pytest.mark.parametrize("steps", [1, 3, 33, 64])
+def test_spans_of_any_length_fold_to_the_same_checksum(backend, monkeypatch, steps):
+    monkeypatch.setattr(grid_blocks, "_STEPS", steps)
+    grid = padded(4096 * 531 + 2784, seed=steps)
+    assert checksum(backend, grid, 1) == reference.checksum(grid, read_header(grid))
 
 
 def test_checksums_of_nodes_fold_over_three_launches(backend):
@@ -304,6 +316,7 @@ def test_operators_run_on_the_current_stream_and_in_a_graph():
     ("stem", "names"),
     [
         ("grid_ops_checksum", ["crc_chunks"]),
+        ("grid_ops_diagonals", ["sum_diagonals", "fold_diagonals"]),
         ("grid_ops_stats", ["leaf_stats", "lower_stats", "upper_stats", "root_stats"]),
         ("grid_ops_index", ["index_to_grid"]),
     ],

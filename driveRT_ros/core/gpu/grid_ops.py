@@ -10,6 +10,8 @@ import torch
 
 from driveRT_ros.core import nanovdb_layout as nvdb
 from driveRT_ros.core.cuda import Kernel
+from driveRT_ros.core.gpu import grid_blocks
+from driveRT_ros.core.gpu.crc_powers import operators_on
 from driveRT_ros.core.grid_types import STATS, GridStats
 from driveRT_ros.core.kernel_args import struct_value
 from driveRT_ros.core.nanovdb_layout import HEAD_FROM, GridHeader
@@ -17,8 +19,6 @@ from driveRT_ros.core.reference.grid_ops import BLOCK, chunks, head_end
 
 WARPS, THREADS, LEAF_THREADS, UPPER_PARTS = 8, 128, 256, 8
 """As in kernels/grid_ops_*.cu."""
-_POLYNOMIAL, _ONE = 0xEDB88320, 0x80000000
-_WORD_SHIFTS, _PIECE_SHIFTS, _DIGITS = 6, 4, 7
 _BLOCKS_PER_PROCESSOR = 5  # of the checksum: all that its registers let in, so one wave does it
 _BLOCK_SHARED = 42 * 1024  # bytes that each takes of shared memory, what the driver adds included
 _LEAST_SHARED = 64 * 1024  # of a multiprocessor, where torch does not tell
@@ -28,44 +28,6 @@ Run = Callable[..., None]
 
 
 # ---- checksum -----------------------------------------------------------------------------------
-
-
-def product(a: np.ndarray | int, b: np.ndarray | int) -> np.ndarray:
-    """Multiply polynomials over GF(2) modulo that of CRC-32; bit 31 is the coefficient of 1."""
-    a, b = np.asarray(a, np.uint32), np.asarray(b, np.uint32)
-    result = np.zeros(np.broadcast_shapes(a.shape, b.shape), np.uint32)
-    for bit in range(31, -1, -1):
-        result ^= np.where(a >> np.uint32(bit) & 1, b, np.uint32(0))
-        b = (b >> np.uint32(1)) ^ np.where(b & 1, np.uint32(_POLYNOMIAL), np.uint32(0))
-    return result
-
-
-@functools.cache
-def operators(piece_words: int) -> tuple[np.ndarray, np.ndarray]:
-    """Return the operators that bring a register past zeros.
-
-    Args:
-        piece_words: Words of a piece, a power of two: 1 where the pieces are CRCs in a list.
-
-    Returns:
-        (10, 7, 32) uint32: entry (k, d, e) is e shifted left by 5 d bits, past 1, 2, 4, 8, 16, 32
-        words, then past 1, 2, 4, 8 pieces; and (32,) uint32: x to the power 32 * 2**k, the product
-        with which brings a register past 2**k words.
-    """
-    powers = [product(_ONE >> 1, 1)]  # x times x^31
-    while len(powers) < 32:
-        powers.append(product(powers[-1], powers[-1]))
-    shifts = 5 * np.arange(_DIGITS, dtype=np.uint64)[:, None]
-    digits = (np.arange(32, dtype=np.uint64)[None] << shifts & 0xFFFFFFFF).astype(np.uint32)
-    first = piece_words.bit_length() - 1
-    chosen = [*range(_WORD_SHIFTS), *range(first, first + _PIECE_SHIFTS)]
-    return np.stack([product(digits, powers[k]) for k in chosen]), np.array(powers)
-
-
-@functools.cache
-def _operators_on(device: torch.device, piece_words: int) -> dict[str, torch.Tensor]:
-    parts = (torch.from_numpy(part.view(np.int32)) for part in operators(piece_words))
-    return {name: part.to(device) for name, part in zip(("tables", "powers"), parts)}
 
 
 def crc32(*tensors: torch.Tensor, run: Run | None = None, resident: int = 0) -> torch.Tensor:
@@ -92,7 +54,7 @@ def crc32(*tensors: torch.Tensor, run: Run | None = None, resident: int = 0) -> 
         count = (size - 1) // BLOCK  # whole chunks; what follows has 1 to 4096 bytes
         rounds, blocks = _spread(count, resident)
         fields = {
-            **{"data": data, **_operators_on(device, BLOCK // 4), "begin": 0},
+            **{"data": data, **operators_on(device, BLOCK // 4), "begin": 0},
             **{"end": count * BLOCK, "chunk_bytes": BLOCK, "chunks": count, "rounds": rounds},
             **{"chunks_before": 0, "chunks_after": 0, "extra_begin": count * BLOCK},
             **{"extra_bytes": size - count * BLOCK, "plain": 1, "head": None, "sum": out[i:]},
@@ -115,7 +77,7 @@ def checksum(
     """Enqueue the checksum of a grid.
 
     Args:
-        grid: (bytes,) uint8, aligned to 4 bytes.
+        grid: (bytes,) uint8, aligned to 16 bytes.
         header: Of the grid.
         run: Launches a kernel; by default on the device of the grid.
         resident: Blocks that run at once; as many as the device holds by default.
@@ -123,6 +85,8 @@ def checksum(
     Returns:
         (2,) int32: the bits of head and tail.
     """
+    if header.checksum_of_blocks:
+        return grid_blocks.checksum(grid, header.size, run, resident)
     run = run or _launcher(grid.device)
     runs = [part for part in chunks(header) if part[2]]
     total = sum(count for _, _, count in runs)
@@ -130,9 +94,9 @@ def checksum(
     before = 0
     for begin, size, count in runs or [(0, nvdb.HEAD, 0)]:
         rounds, blocks = _spread(count, resident or _resident(grid.device))
-        end = header.size if header.checksum_of_blocks else begin + size * count
+        end = begin + size * count
         fields = {
-            **{"data": grid, **_operators_on(grid.device, 1), "begin": begin, "end": end},
+            **{"data": grid, **operators_on(grid.device, 1), "begin": begin, "end": end},
             **{"chunk_bytes": size, "chunks": count, "rounds": rounds, "chunks_before": before},
             **{"chunks_after": total - before - count, "extra_begin": HEAD_FROM},
             **{"extra_bytes": 0 if before else head_end(header) - HEAD_FROM},
@@ -247,7 +211,8 @@ def _resident(device: torch.device) -> int:
 
 @functools.cache
 def _kernel(stem: str, name: str, device: torch.device) -> Kernel:
-    return Kernel(stem, name, device=device)
+    kernel = Kernel(stem, name, device=device)
+    return kernel.prefer_shared(100) if name == "crc_chunks" else kernel  # what 5 blocks need
 
 
 def _launcher(device: torch.device) -> Run:
