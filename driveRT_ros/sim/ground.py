@@ -8,11 +8,13 @@ from dataclasses import dataclass
 import numpy as np
 
 from driveRT_ros.sim.materials import INDEX
-from driveRT_ros.sim.raycast import Rays
+from driveRT_ros.sim.raycast import Rays, ragged
 from driveRT_ros.sim.road import Road
 
 _FLAT = 0.09  # slopes of rays between which terrain may be met twice, or not at all
 _SAMPLES = 30
+_SURE_M = 0.02  # more than Newton's method is off by for steep rays
+_TINY_M = 1e-6
 
 
 @dataclass(frozen=True)
@@ -30,12 +32,43 @@ class GroundHits:
     cosine: np.ndarray
 
 
+@dataclass(frozen=True)
+class _Beams:
+    """Some rays: origins and directions (3, N) by axis, and horizontal lengths (N,) of these."""
+
+    origin: np.ndarray
+    direction: np.ndarray
+    length: np.ndarray
+
+    @staticmethod
+    def of(rays: Rays) -> _Beams:
+        dx, dy, _ = rays.axes
+        origin = np.repeat(rays.origins.T, rays.shape[1], axis=1)
+        return _Beams(origin, rays.axes, np.sqrt(dx * dx + dy * dy))
+
+    def take(self, rows: np.ndarray) -> _Beams:
+        """Return the beams in these rows."""
+        origin, direction = self.origin.take(rows, axis=1), self.direction.take(rows, axis=1)
+        return _Beams(origin, direction, self.length[rows])
+
+    def at(self, t: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+        """Return x, y and z at ranges (N,)."""
+        x, y, z = (o + t * d for o, d in zip(self.origin, self.direction))
+        return x, y, z
+
+    def closing(self, gx: np.ndarray, gy: np.ndarray) -> np.ndarray:
+        """Return how much closer to ground of this gradient a metre of range brings (N,)."""
+        dx, dy, dz = self.direction
+        return gx * dx + gy * dy - dz
+
+
 def cast_ground(
     rays: Rays,
     road: Road,
     s_ego: float,
     surface: Callable[[np.ndarray, np.ndarray], tuple[np.ndarray, np.ndarray]],
     max_range_m: float,
+    nearest_m: np.ndarray | None = None,
 ) -> GroundHits:
     """Return where each ray meets the ground.
 
@@ -49,84 +82,136 @@ def cast_ground(
         s_ego: Road coordinate near which everything lies.
         surface: (s, d) -> lift in metres and material index of the ground at road coordinates.
         max_range_m: Hits beyond are none.
+        nearest_m: (R,) range of what each ray meets first beside the ground, inf where nothing:
+            many rays that end there need not be followed to the ground, which is given as not met.
     """
-    columns, beams = rays.shape
-    origin = np.repeat(rays.origins, beams, axis=0)
-    direction = rays.directions.reshape(-1, 3)
-    range_m = np.full(columns * beams, np.inf)
-    material = np.zeros(columns * beams, np.int8)
-    cosine = np.ones(columns * beams)
-    low = _meet(road, origin, direction, max_range_m)
+    every = _Beams.of(rays)
+    count = len(every.length)
+    range_m = np.full(count, np.inf)
+    material = np.zeros(count, np.int8)
+    cosine = np.ones(count)
+    above = rays.origins[:, 2] - road.height(rays.origins[:, 0], rays.origins[:, 1])
+    above = np.repeat(above, rays.shape[1])
+    low = _meet(road, every, above, max_range_m, nearest_m)
     rows = np.nonzero(low < max_range_m)[0]
-    origin, direction, low = origin[rows], direction[rows], low[rows]
-    t, kind, kerb = _with_kerb(road, s_ego, surface, origin, direction, low)
-    at = origin + t[:, None] * direction
-    gx, gy = road.gradient(at[:, 0], at[:, 1])
-    steep = gx * direction[:, 0] + gy * direction[:, 1] - direction[:, 2]
+    beams = every.take(rows)
+    t, kind, kerb = _with_kerb(road, s_ego, surface, beams, low[rows])
+    x, y, _ = beams.at(t)
+    steep = beams.closing(*road.gradient(x, y))
     range_m[rows], material[rows] = t, kind
     cosine[rows] = np.where(kerb, 0.7, np.clip(np.abs(steep), 0.0, 1.0))
     return GroundHits(range_m, material, cosine)
 
 
-def _with_kerb(road, s_ego, surface, origin, direction, low):
-    lift = road.config.kerb_height_m
-    high = _newton(road, origin, direction, low, lift, 2)
+def _with_kerb(road, s_ego, surface, beams: _Beams, low):
+    """Return range, material and whether it is the kerb's face of rays that meet the low ground."""
+    t, kerb = low.copy(), np.zeros(len(low), bool)
+    s_low, d_low = _road_coordinates(road, s_ego, beams, low)
+    lift_low, kind = surface(s_low, d_low)
+    # Rays that come down steeply and well inside the kerbs meet no pavement on their way.
+    rows = np.nonzero(np.abs(d_low) + _reach(road, beams) >= road.kerb_m)[0]
+    beams, low, d_low, lift_low = beams.take(rows), low[rows], d_low[rows], lift_low[rows]
+    high = _newton(road, beams, low, road.config.kerb_height_m, 2)
     high = np.clip(np.where(np.isfinite(high), high, low), 0.0, low)
-    s_low, d_low = _road_coordinates(road, s_ego, origin + low[:, None] * direction)
-    s_high, d_high = _road_coordinates(road, s_ego, origin + high[:, None] * direction)
-    lift_low, kind_low = surface(s_low, d_low)
+    s_high, d_high = _road_coordinates(road, s_ego, beams, high)
     lift_high, kind_high = surface(s_high, d_high)
     on_top = lift_high > 0.0
-    kerb = ~on_top & (lift_low > 0.0)
+    on_face = ~on_top & (lift_low > 0.0)
     edge = np.sign(d_low) * road.kerb_m
     span = np.where(np.abs(d_low - d_high) < 1e-9, 1.0, d_low - d_high)
     at_kerb = high + np.clip((edge - d_high) / span, 0.0, 1.0) * (low - high)
-    t = np.where(on_top, high, np.where(kerb, at_kerb, low))
-    kind = np.where(on_top, kind_high, np.where(kerb, INDEX["concrete"], kind_low))
+    t[rows] = np.where(on_top, high, np.where(on_face, at_kerb, low))
+    kind[rows] = np.where(on_top, kind_high, np.where(on_face, INDEX["concrete"], kind[rows]))
+    kerb[rows] = on_face
     return t, kind, kerb
 
 
-def _road_coordinates(road: Road, s_ego: float, at: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    return road.locate(at[:, 0], at[:, 1], s_ego)
+def _reach(road: Road, beams: _Beams) -> np.ndarray:
+    """Bound (N,) how far to the side a ray meets the lifted terrain before the low one."""
+    fall = -beams.direction[2] / beams.length - road.config.max_slope
+    reach = 4.0 * road.config.kerb_height_m / np.maximum(fall, 1e-9) + 0.5
+    return np.where(fall > 0.03, reach, np.inf)  # else two steps of Newton's method may go anywhere
 
 
-def _newton(road, origin, direction, t, lift, steps):
+def _road_coordinates(road, s_ego, beams: _Beams, t) -> tuple[np.ndarray, np.ndarray]:
+    x, y, _ = beams.at(t)
+    return road.locate(x, y, s_ego)
+
+
+def _newton(road: Road, beams: _Beams, t: np.ndarray, lift: float, steps: int) -> np.ndarray:
     """Refine ranges at which rays meet the terrain raised by ``lift``."""
     for _ in range(steps):
-        at = origin + t[:, None] * direction
-        gx, gy = road.gradient(at[:, 0], at[:, 1])
-        above = at[:, 2] - road.height(at[:, 0], at[:, 1]) - lift
-        closing = gx * direction[:, 0] + gy * direction[:, 1] - direction[:, 2]
-        t = t + above / np.where(closing < 1e-3, np.inf, closing)
+        x, y, z = beams.at(t)
+        height, gx, gy = road.height_and_gradient(x, y)
+        closing = beams.closing(gx, gy)
+        t = t + (z - height - lift) / np.where(closing < 1e-3, np.inf, closing)
     return t
 
 
-def _meet(road: Road, origin: np.ndarray, direction: np.ndarray, max_range_m: float) -> np.ndarray:
-    """Return ranges (R,) to the terrain: Newton for steep rays, marching first for flat ones."""
-    range_m = np.full(len(origin), np.inf)
-    slope = direction[:, 2] / np.linalg.norm(direction[:, :2], axis=1)
+def _meet(
+    road: Road,
+    beams: _Beams,
+    above: np.ndarray,
+    max_range_m: float,
+    nearest_m: np.ndarray | None,
+) -> np.ndarray:
+    """Return ranges (R,) to the terrain: Newton for steep rays, marching first for flat ones.
+
+    Args:
+        road: The terrain.
+        beams: All rays.
+        above: (R,) height of their origins above it.
+        max_range_m: Hits beyond are none.
+        nearest_m: (R,) range of what is met first beside the ground, or None.
+    """
+    range_m = np.full(len(above), np.inf)
+    slope = beams.direction[2] / beams.length
     steep = np.nonzero(slope <= -_FLAT)[0]
-    o, d = origin[steep], direction[steep]
-    start = (o[:, 2] - road.height(o[:, 0], o[:, 1])) / -d[:, 2]
-    range_m[steep] = _newton(road, o, d, start, 0.0, 4)
+    if nearest_m is not None:
+        # The terrain lies below a plane that rises as steeply as it can.
+        fall = beams.direction[2, steep] - road.config.max_slope * beams.length[steep]
+        open_m = above[steep] + nearest_m[steep] * fall
+        steep = steep[open_m <= road.config.kerb_height_m + _SURE_M]
+    some = beams.take(steep)
+    start = above[steep] / -some.direction[2]
+    range_m[steep] = _newton(road, some, start, 0.0, 4)
     flat = np.nonzero((slope > -_FLAT) & (slope < road.config.max_slope))[0]
     if len(flat) and max_range_m > 8.0:
-        range_m[flat] = _march(road, origin[flat], direction[flat], max_range_m)
+        range_m[flat] = _march(road, beams.take(flat), above[flat], max_range_m)
     return np.where(range_m < max_range_m, range_m, np.inf)
 
 
-def _march(road: Road, o: np.ndarray, d: np.ndarray, max_range_m: float) -> np.ndarray:
+def _march(road: Road, beams: _Beams, above: np.ndarray, max_range_m: float) -> np.ndarray:
+    """Return ranges of the first of a few samples that is below the terrain, refined."""
     t = np.geomspace(8.0, max_range_m, _SAMPLES)
-    at = o[:, None, :] + t[None, :, None] * d[:, None, :]
-    above = at[..., 2] - road.height(at[..., 0], at[..., 1])
-    below = above <= 0.0
-    first = below.argmax(1)
-    met = below.any(1) & (first > 0)
-    rows = np.nonzero(met)[0]
-    k = first[rows]
-    before, after = above[rows, k - 1], above[rows, k]
+    first = _first_below(road, beams, above, t)
+    rows = np.nonzero((first > 0) & (first < _SAMPLES))[0]
+    some, k = beams.take(rows), first[rows]
+    before, after = (_height_above(road, some, t[sample]) for sample in (k - 1, k))
     start = t[k - 1] + (t[k] - t[k - 1]) * before / (before - after)
-    out = np.full(len(o), np.inf)
-    refined = _newton(road, o[rows], d[rows], start, 0.0, 2)
-    out[rows] = np.clip(refined, t[k - 1], t[k])
+    out = np.full(len(above), np.inf)
+    out[rows] = np.clip(_newton(road, some, start, 0.0, 2), t[k - 1], t[k])
     return out
+
+
+def _first_below(road: Road, beams: _Beams, above: np.ndarray, t: np.ndarray) -> np.ndarray:
+    """Return which of the ranges ``t`` is the first below the terrain, their number where none is.
+
+    The terrain lies between two planes, as steep as it can get, through the point below the
+    sensor: only samples between these are looked at.
+    """
+    rise = road.config.max_slope * beams.length
+    soon, late = rise - beams.direction[2], -rise - beams.direction[2]
+    with np.errstate(divide="ignore"):
+        begin = np.searchsorted(t, np.where(soon > 0, (above - _TINY_M) / soon, np.inf))
+        end = np.searchsorted(t, np.where(late > 0, (above + _TINY_M) / late, np.inf), "right")
+    ray, step = ragged(np.maximum(end - begin, 0))
+    sample = begin[ray] + step
+    below = np.nonzero(_height_above(road, beams.take(ray), t[sample]) <= 0.0)[0]
+    np.minimum.at(end, ray[below], sample[below])
+    return end
+
+
+def _height_above(road: Road, beams: _Beams, t: np.ndarray) -> np.ndarray:
+    x, y, z = beams.at(t)
+    return z - road.height(x, y)

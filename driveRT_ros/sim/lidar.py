@@ -10,7 +10,7 @@ from driveRT_ros.core.frame import PointBatch
 from driveRT_ros.sim.config import LidarSensorConfig
 from driveRT_ros.sim.ground import cast_ground
 from driveRT_ros.sim.materials import TABLE, respond
-from driveRT_ros.sim.raycast import Rays, cast, cosines
+from driveRT_ros.sim.raycast import Hits, Rays, cast, cosines
 from driveRT_ros.sim.solids import BOX, NOBODY, WEDGE, join, solid
 from driveRT_ros.sim.world import World
 
@@ -115,38 +115,26 @@ class Lidar:
         config, world = self.config, self.world
         bodies = world.at(time_s).bodies
         hits = cast(rays, bodies, config.max_range_m, rng)
-        ground = cast_ground(
-            rays, world.road, float(world.ego_s(time_s)), world.surface, config.max_range_m
-        )
-        on_body = hits.range_m < ground.range_m
-        rows = np.nonzero(on_body)[0]
-        which = hits.body[rows]
+        nearest = hits.range_m
+        if config.self_returns:
+            own_rays = Rays(np.zeros((len(local), 3)), local)
+            own = cast(own_rays, _OWN_VEHICLE, config.max_range_m, rng)
+            nearest = np.minimum(nearest, own.range_m)
+        s_ego = float(world.ego_s(time_s))
+        ground = cast_ground(rays, world.road, s_ego, world.surface, config.max_range_m, nearest)
         seen = {
-            "range": np.where(on_body, hits.range_m, ground.range_m),
+            "range": np.minimum(nearest, ground.range_m),
             "material": ground.material.astype(np.int64),
             "cosine": ground.cosine.copy(),
-            "gain": np.ones(len(on_body)),
-            "owner": np.full(len(on_body), NOBODY, np.int64),
+            "gain": np.ones(len(nearest)),
+            "owner": np.full(len(nearest), NOBODY, np.int64),
         }
-        seen["material"][rows] = bodies["material"][which]
-        seen["gain"][rows] = bodies["gain"][which]
-        seen["owner"][rows] = bodies["owner"][which]
-        seen["cosine"][rows] = cosines(rays, bodies, rows, which, hits.range_m[rows])
+        first = (hits.range_m < ground.range_m) & (hits.range_m <= nearest)
+        _show(seen, rays, bodies, hits, np.nonzero(first)[0])
         if config.self_returns:
-            self._own_vehicle(seen, local, rng)
+            first = (own.range_m < ground.range_m) & (own.range_m < hits.range_m)
+            _show(seen, own_rays, _OWN_VEHICLE, own, np.nonzero(first)[0])
         return seen
-
-    def _own_vehicle(
-        self, seen: dict[str, np.ndarray], local: np.ndarray, rng: np.random.Generator
-    ) -> None:
-        rays = Rays(np.zeros((len(local), 3)), local)
-        hits = cast(rays, _OWN_VEHICLE, self.config.max_range_m, rng)
-        rows = np.nonzero(hits.range_m < seen["range"])[0]
-        which = hits.body[rows]
-        seen["range"][rows], seen["owner"][rows] = hits.range_m[rows], NOBODY
-        seen["gain"][rows] = 1.0
-        seen["material"][rows] = _OWN_VEHICLE["material"][which]
-        seen["cosine"][rows] = cosines(rays, _OWN_VEHICLE, rows, which, hits.range_m[rows])
 
     def _measure(
         self, seen: dict[str, np.ndarray], rng: np.random.Generator
@@ -205,3 +193,13 @@ class Lidar:
             frame_id=self.config.frame_id,
         )
         return Sweep(points, owner[keep], returned[keep])
+
+
+def _show(
+    seen: dict[str, np.ndarray], rays: Rays, bodies: np.ndarray, hits: Hits, rows: np.ndarray
+) -> None:
+    """Write what the rays in these rows hit."""
+    which = hits.body[rows]
+    for name in ("material", "gain", "owner"):
+        seen[name][rows] = bodies[name][which]
+    seen["cosine"][rows] = cosines(rays, bodies, rows, which, hits.range_m[rows])

@@ -9,6 +9,7 @@ box, cylinder or sphere.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import cached_property
 
 import numpy as np
 
@@ -33,6 +34,11 @@ class Rays:
     def shape(self) -> tuple[int, int]:
         """Columns and beams."""
         return self.directions.shape[:2]
+
+    @cached_property
+    def axes(self) -> np.ndarray:
+        """(3, R) x, y and z of the directions, rays flattened as column * beams + beam."""
+        return np.ascontiguousarray(self.directions.reshape(-1, 3).T)
 
 
 @dataclass(frozen=True)
@@ -80,11 +86,11 @@ def candidate_pairs(
     fan = _Fan.of(rays)
     column, which = fan.columns_towards(bodies["centre"][rows], radius[rows])
     begin, count = fan.beams_between(column, bodies[rows], radius[rows], which)
-    pair, step = _ragged(count)
+    pair, step = ragged(count)
     return column[pair] * beams + begin[pair] + step, rows[which[pair]]
 
 
-def _ragged(count: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+def ragged(count: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     """Return group and place in the group of the members of groups of ``count`` members each."""
     group = np.repeat(np.arange(len(count)), count)
     return group, np.arange(len(group)) - np.repeat(np.cumsum(count) - count, count)
@@ -159,7 +165,7 @@ class _Fan:
             end = np.searchsorted(self.turned, high, "right")
             starts.append(begin)
             counts.append(np.maximum(end - begin, 0))
-        group, step = _ragged(np.concatenate(counts))
+        group, step = ragged(np.concatenate(counts))
         column = np.concatenate(starts)[group] + step
         which = group % len(centre)
         ux, uy = self.flat[:, column]
