@@ -290,6 +290,16 @@ _FEW_ROWS = {
     "F64": (32, 32, 1, 4, 3, 3),
 }
 _FEW_ROWS["TF32"] = _FEW_ROWS["F16X3"]
+# Domains of the published widths that fill a wide chip badly: four blocks share a tile's channels.
+_SHARED_TILES = MmaTactic(9, 64, 32, 4, 1, 3, 4, "F64", parts=4)
+_F64_OF_DOMAIN = {
+    "spconv4": MmaTactic(9, 64, 16, 2, 2, 4, 4, "F64", parts=2),
+    "spconv5": _SHARED_TILES,
+    "subm5": _SHARED_TILES,
+    "spconv6": MmaTactic(9, 16, 32, 1, 4, 2, 5, "F64"),
+    "subm6": _SHARED_TILES,
+    "spconv_out": MmaTactic(3, 64, 32, 4, 1, 3, 4, "F64", parts=4),
+}
 _RESIDENT_F16 = MmaTactic(1, 16, 32, 16, 1, 2, 2, "F16", "resident")
 _ROOM_FOR_TWO = ((8, 0), (9, 0), (10, 0))  # multiprocessors that hold its weights twice
 _MEASURED_F64 = ((9, 0),)
@@ -319,8 +329,10 @@ def default_plan(
         few = domain[-1] in "56t"  # the upper levels and the bird's-eye view
         tactic: ConvTactic | None = None
         arithmetic = _TENSOR_ARITHMETIC.get(precision, "F64")
-        if arithmetic != "F64" or capability in _MEASURED_F64:
+        if arithmetic != "F64":
             tactic = _tensor_cores(*layer, few, capability, arithmetic)
+        elif capability in _MEASURED_F64:
+            tactic = _float64(domain, *layer, few, capability)
         if tactic is None:
             if precision == "fp16":
                 raise ConfigError(
@@ -333,6 +345,15 @@ def default_plan(
     plan = Plan(precision, tactics)
     plan.check_layers(channels, capability)
     return plan
+
+
+def _float64(
+    domain: str, c_in: int, c_out: int, taps: int, few: bool, capability: tuple[int, int]
+) -> MmaTactic | None:
+    measured = _F64_OF_DOMAIN.get(domain) if c_out == 128 else None
+    if measured and not measured.supports(c_in, c_out, taps, capability):
+        return measured
+    return _tensor_cores(c_in, c_out, taps, few, capability, "F64")
 
 
 def _tensor_cores(

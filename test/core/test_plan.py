@@ -85,6 +85,12 @@ def test_float32_sums_in_float64_where_that_was_measured_to_win_and_nowhere_else
         assert used == {"F64" if capability == (9, 0) else "FFMA"}
 
 
+def test_the_published_widths_alone_take_the_tactics_measured_by_domain():
+    published = default_plan(ModelConfig().channels, (9, 0)).tactics
+    assert published["subm6"].parts == 4 and published["spconv4"].parts == 2
+    assert {t.parts for t in default_plan(SMALL, (9, 0)).tactics.values()} == {1}
+
+
 def test_a_file_that_is_no_plan_is_refused(tmp_path):
     good = json.loads(default_plan(SMALL, (9, 0)).to_json())
 
