@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 
 import numpy as np
+import numpy.typing as npt
 import torch
 
 from driveRT_ros.core.camera_config import ImageConfig
@@ -50,13 +51,13 @@ class CameraInput:
         self._bind = bind or _binder(device)
         self.batch = torch.zeros((cameras, rows, cols, 3), dtype=torch.uint8, device=device)
         self._sizes_wh: list[tuple[int, int] | None] = [None] * cameras
-        self._plans = [_Plan.of((cols, rows), config)] * cameras
+        self._plans: list[_Plan] = []
+        self._begins: list[int] = []
         nbytes = (_SOURCE.itemsize + SPAN.itemsize * (rows + cols)) * cameras
         self._tables = torch.zeros(nbytes, dtype=torch.uint8, device=device)
         self._pixels = torch.zeros(0, dtype=torch.uint8, device=device)
         self._slots: list[_Slot] = []
         self._num_slots, self._next = slots, 0
-        self._begins = [0] * cameras
         self.fit: Callable[[], None] = lambda: None
         """Enqueue the kernel that makes ``batch`` of what was loaded last."""
 
@@ -84,41 +85,29 @@ class CameraInput:
 
     def _lay_out(self, sizes: list[tuple[int, int] | None]) -> bool:
         """Give each camera its place; return whether that took more memory."""
-        self._sizes_wh = sizes
-        cols, rows = self.batch.shape[2], self.batch.shape[1]
-        self._plans = [_Plan.of(size or (cols, rows), self._config) for size in sizes]
-        ends = np.cumsum([-(-plan.nbytes // _UNIT) * _UNIT for plan in self._plans])
-        self._begins = [0, *ends[:-1].tolist()]
-        tables = torch.from_numpy(self._packed())
+        rows, cols = self._config.size_hw
+        plans = [_Plan.of(size or (cols, rows), self._config) for size in sizes]
+        *begins, size = np.cumsum([0, *(-(-p.nbytes // _UNIT) * _UNIT for p in plans)]).tolist()
+        tables = torch.from_numpy(_packed(plans, begins))
         if self._device.type == "cuda":
             tables = tables.pin_memory()  # from pageable memory the copy would wait
+        grows = not self._slots or size > len(self._pixels)
+        if grows:
+            pixels = torch.zeros(size, dtype=torch.uint8, device=self._device)
+            slots = [_Slot(size, self._device) for _ in range(self._num_slots)]
+            # All at once, so that a frame which finds no memory leaves what was.
+            self.fit, self._pixels, self._slots = self._launch(pixels), pixels, slots
         self._tables.copy_(tables, non_blocking=True)
-        size = int(ends[-1])
-        if self._slots and size <= len(self._pixels):
-            return False
-        # Captured work may still read the old ones: the stream keeps their memory until then.
-        self._pixels = torch.zeros(size, dtype=torch.uint8, device=self._device)
-        self._slots = [_Slot(size, self._device) for _ in range(self._num_slots)]
-        self.fit = self._launch()
-        return True
+        self._sizes_wh, self._plans, self._begins = sizes, plans, begins
+        return grows
 
-    def _packed(self) -> np.ndarray:
-        sources = np.zeros(len(self._plans), _SOURCE)
-        for source, plan, begin in zip(sources, self._plans, self._begins):
-            area = plan.area
-            source["first"], source["stride"] = begin // _UNIT, plan.stride
-            source["half_up"], source["scale"] = area.half_up, area.scale
-        areas = [plan.area for plan in self._plans]
-        parts = [sources, *(a.columns for a in areas), *(a.lines for a in areas)]
-        return np.concatenate([part.view(np.uint8) for part in parts])
-
-    def _launch(self) -> Callable[[], None]:
+    def _launch(self, pixels: torch.Tensor) -> Callable[[], None]:
         cameras, rows, cols, _ = self.batch.shape
         sizes = [_SOURCE.itemsize * cameras, *(SPAN.itemsize * cameras * n for n in (cols, rows))]
         sources, columns, lines = self._tables.split(sizes)
         results = cameras * rows * cols
         fields = {
-            **{"pixels": self._pixels, "sources": sources, "columns": columns, "lines": lines},
+            **{"pixels": pixels, "sources": sources, "columns": columns, "lines": lines},
             **{"present": self._present, "out": self.batch},
             **{"rows": rows, "cols": cols, "results": results},
         }
@@ -190,6 +179,17 @@ class _Slot:
         """Mark the end of what was enqueued."""
         if self._fetched is not None:
             self._fetched.record(torch.cuda.current_stream(device))
+
+
+def _packed(plans: Sequence[_Plan], begins: Sequence[int]) -> npt.NDArray[np.uint8]:
+    """Return the bytes of sources, columns and lines of all cameras."""
+    sources = np.zeros(len(plans), _SOURCE)
+    for source, plan, begin in zip(sources, plans, begins):
+        source["first"], source["stride"] = begin // _UNIT, plan.stride
+        source["half_up"], source["scale"] = plan.area.half_up, plan.area.scale
+    areas = [plan.area for plan in plans]
+    parts = [sources, *(a.columns for a in areas), *(a.lines for a in areas)]
+    return np.concatenate([part.view(np.uint8) for part in parts])
 
 
 def _binder(device: torch.device) -> Bind:
