@@ -13,6 +13,7 @@ from driveRT_ros.core.config import LidarConfig
 from driveRT_ros.core.errors import ConfigError
 from driveRT_ros.core.ops import Ops
 from driveRT_ros.core.plan import Plan
+from driveRT_ros.core.raw_cloud import Cloud, exact
 from driveRT_ros.core.sparse_types import SparseTensor
 from driveRT_ros.core.stages import StageClock
 from driveRT_ros.models.voxelnext import Backbone, VoxelNeXtWeights
@@ -89,7 +90,7 @@ class FrontEnd(Protocol):
         """The most that any frame needed, and what there is room for, by name."""
         ...
 
-    def take(self, points: torch.Tensor) -> torch.Tensor:
+    def take(self, points: Cloud) -> Cloud:
         """Return a cloud on the device, in the dtype of the pipeline, perhaps still on its way.
 
         Args:
@@ -98,7 +99,7 @@ class FrontEnd(Protocol):
         """
         ...
 
-    def run(self, cloud: torch.Tensor, clock: StageClock) -> FrontFrame:
+    def run(self, cloud: Cloud, clock: StageClock) -> FrontFrame:
         """Take one cloud as far as the heads, perhaps without waiting for the end.
 
         Args:
@@ -134,14 +135,14 @@ class ReferenceFrontEnd:
         self.note = ""
         self.high_water: dict[str, tuple[int, int]] = {}
 
-    def take(self, points: torch.Tensor) -> torch.Tensor:
+    def take(self, points: Cloud) -> torch.Tensor:
         """See :class:`FrontEnd`."""
-        return points.to(self._like)
+        return exact(points).to(self._like)
 
-    def run(self, cloud: torch.Tensor, clock: StageClock) -> FrontResult:
+    def run(self, cloud: Cloud, clock: StageClock) -> FrontResult:
         """See :class:`FrontEnd`."""
         # Points to voxels: the mean of the first points of each occupied cell.
-        voxels = self._ops.voxelize(cloud, self._voxelization)
+        voxels = self._ops.voxelize(exact(cloud), self._voxelization)
         clock.lap("voxelize")
 
         # Every coordinate map of the frame; none depends on a feature.

@@ -78,11 +78,11 @@ def engine_builds(
 def pipeline_builds(
     config: LidarConfig, plan: Plan, capability: tuple[int, int]
 ) -> tuple[KernelBuild, ...]:
-    """Return what the engine compiles, and what sweeps and fingerprints need.
+    """Return what the engine compiles, and what messages, sweeps and fingerprints need.
 
     The arguments are those of :func:`engine_builds`.
     """
-    beside = (KernelBuild("sweeps"), KernelBuild("grid_ops_checksum"))
+    beside = [KernelBuild(stem) for stem in ("sweeps", "unpack_points", "grid_ops_checksum")]
     return (*engine_builds(config, plan, capability), *beside)
 
 

@@ -17,6 +17,7 @@ from driveRT_ros.core.fingerprint import frame_fingerprint
 from driveRT_ros.core.frame import Detections, FrameReport
 from driveRT_ros.core.front_end import FrontFrame, make_front_end
 from driveRT_ros.core.ops import Ops
+from driveRT_ros.core.raw_cloud import Cloud, CountedRows, exact
 from driveRT_ros.core.sparse_types import NUM_FEATURES, SparseTensor
 from driveRT_ros.core.sparsity import SparsityMonitor
 from driveRT_ros.core.stages import StageClock, device_named
@@ -108,7 +109,7 @@ class LidarPipeline:
     @torch.no_grad()
     def process(
         self,
-        points: torch.Tensor | npt.NDArray[np.floating],
+        points: Cloud | npt.NDArray[np.floating],
         *,
         with_bev: bool = False,
         with_fingerprint: bool = False,
@@ -118,7 +119,8 @@ class LidarPipeline:
 
         Args:
             points: (N, 5) float32 or float64 x, y, z in metres in the LiDAR frame, intensity
-                0..255, time lag in seconds >= 0. N = 0 is an ordinary frame without objects.
+                0..255, time lag in seconds >= 0. N = 0 is an ordinary frame without objects. Where
+                only the device knows how many they are, the engine does not ask.
             with_bev: Attach the bird's-eye-view layers.
             with_fingerprint: Put CRC-32 numbers into the report.
             with_sparsity: Put the sparsity of the frame, with predicted and measured time, into
@@ -133,17 +135,18 @@ class LidarPipeline:
             InvalidFrame: If ``points`` has another shape or dtype.
         """
         clock = StageClock(self.device)
-        cloud = self._front_end.take(_checked(points))
+        given = points if isinstance(points, CountedRows) else _checked(points)
+        taken = self._front_end.take(given)
 
         # Voxels, coordinate maps, six sparse levels: points to rows of the bird's-eye view.
-        frame = self._front_end.run(cloud, clock)
+        frame = self._front_end.run(taken, clock)
 
         # Heat at every row, boxes where it passes the threshold, overlapping ones suppressed.
         found = self._back_end.run(frame, clock)
         boxes, scores, labels = found.boxes, found.scores, found.labels
 
         # What happened to this frame, and what identifies its result.
-        grid = None
+        cloud, grid = exact(taken), None
         if with_bev:
             layers = self._layers(frame.result().bev, found.heat())
             grid = build_bev_grid(cloud, self.config, layers)

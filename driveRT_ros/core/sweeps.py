@@ -7,7 +7,9 @@ points are near the sensor again, so that world coordinates of thousands of kilo
 from __future__ import annotations
 
 from collections import deque
+from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -16,6 +18,7 @@ import torch
 from driveRT_ros.core.config import DensificationConfig
 from driveRT_ros.core.errors import InvalidFrame
 from driveRT_ros.core.frame import PointBatch
+from driveRT_ros.core.raw_cloud import Cloud, RawCloud
 from driveRT_ros.core.rows import RowMaker, Rows, plain_rows
 
 FloatArray = npt.NDArray[np.float64]
@@ -31,14 +34,24 @@ class Sweep:
     Args:
         stamp_ns: When.
         T_world_lidar: (4, 4) where.
-        columns: (5, N) float32 points in its own LiDAR frame, without the vehicle itself.
+        points: (5, N) float32 in its own LiDAR frame, without the vehicle itself, or what makes
+            them where they are wanted on the host.
         there: The same on a device, where they were wanted there.
+        kept: What a device kept of a message that it unpacked.
     """
 
     stamp_ns: int
     T_world_lidar: FloatArray
-    columns: Floats
+    points: Floats | Callable[[], Floats]
     there: torch.Tensor | None = None
+    kept: Any = None
+
+    @property
+    def columns(self) -> Floats:
+        """(5, N) the points, on the host."""
+        if callable(self.points):
+            self.points = self.points()
+        return self.points
 
     @property
     def count(self) -> int:
@@ -80,6 +93,7 @@ class SweepBuffer:
         self._config, self._make_rows = config, make_rows
         self._past: deque[Sweep] = deque()  # newest first
         self._frame_id = ""
+        self._before = self._past, self._frame_id
 
     def __len__(self) -> int:
         """Sweeps held for the next push, the newest included."""
@@ -88,6 +102,10 @@ class SweepBuffer:
     def clear(self) -> None:
         """Forget every sweep."""
         self._past.clear()
+
+    def take_back(self) -> None:
+        """Undo the last push, of a cloud that cannot be used after all."""
+        self._past, self._frame_id = self._before
 
     def push(self, batch: PointBatch, T_world_lidar: npt.ArrayLike | None) -> torch.Tensor:
         """Add a sweep and return it together with those before it.
@@ -105,11 +123,30 @@ class SweepBuffer:
         Raises:
             InvalidFrame: If the pose is not a rigid transform; the buffer is left as it was.
         """
-        pose = None
+        return self._join(batch, self._enter(batch, T_world_lidar))
+
+    def push_raw(self, raw: RawCloud, T_world_lidar: npt.ArrayLike | None) -> Cloud:
+        """Add a message that is not decoded yet, as :meth:`push` adds a sweep.
+
+        What only its values tell may be found later; then :meth:`take_back` undoes this.
+
+        Raises:
+            InvalidFrame: As ``push``, or as decoding the message.
+        """
+        return self._join_raw(raw, self._enter(raw, T_world_lidar))
+
+    def _enter(
+        self, cloud: PointBatch | RawCloud, T_world_lidar: npt.ArrayLike | None
+    ) -> FloatArray | None:
+        """Forget what must not be joined with a cloud, and return its pose."""
+        self._before, pose = (self._past.copy(), self._frame_id), None
         if self._config.num_past_frames:
             pose = None if T_world_lidar is None else _checked_pose(T_world_lidar)
-            self._forget(batch, pose)
-        return self._join(batch, pose)
+            self._forget(cloud, pose)
+        return pose
+
+    def _join_raw(self, raw: RawCloud, pose: FloatArray | None) -> Cloud:
+        return self._join(raw.decode(), pose)
 
     def _join(self, batch: PointBatch, pose: FloatArray | None) -> torch.Tensor:
         """Return a sweep with those before it, and remember it; not without a pose."""
@@ -127,20 +164,20 @@ class SweepBuffer:
             self._remember(Sweep(batch.stamp_ns, pose, self._columns(rows[:count])))
         return torch.from_numpy(rows)
 
-    def _forget(self, batch: PointBatch, pose: FloatArray | None) -> None:
-        """Drop the sweeps that must not be joined with ``batch``."""
+    def _forget(self, cloud: PointBatch | RawCloud, pose: FloatArray | None) -> None:
+        """Drop the sweeps that must not be joined with ``cloud``."""
         if pose is None:
             self.clear()
             return
         if self._past and (
-            batch.stamp_ns < self._past[0].stamp_ns or batch.frame_id != self._frame_id
+            cloud.stamp_ns < self._past[0].stamp_ns or cloud.frame_id != self._frame_id
         ):
             self.clear()
-        self._frame_id = batch.frame_id
-        if self._past and self._past[0].stamp_ns == batch.stamp_ns:
+        self._frame_id = cloud.frame_id
+        if self._past and self._past[0].stamp_ns == cloud.stamp_ns:
             self._past.popleft()
         limit_ns = round(self._config.max_time_lag_s * 1e9)
-        while self._past and batch.stamp_ns - self._past[-1].stamp_ns > limit_ns:
+        while self._past and cloud.stamp_ns - self._past[-1].stamp_ns > limit_ns:
             self._past.pop()
 
     def _columns(self, rows: Rows) -> Floats:

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
@@ -20,6 +18,7 @@ from driveRT_ros.io.cloud_layout import (
     column_range,
     read_layout,
 )
+from driveRT_ros.io.point_values import Tally, ring_numbers, scale_intensity, set_time_lag
 
 FIELD_ALIASES: dict[str, tuple[str, ...]] = {
     "x": ("x",),
@@ -34,23 +33,7 @@ FIELD_ALIASES: dict[str, tuple[str, ...]] = {
 COORDINATE_LIMIT_M = 8192.0
 """From here on neighbouring float32 values are about 1 mm or more apart (2**13 * 2**-23)."""
 
-MAX_SCAN_S = 1.0
-"""Longest time one cloud may span; slower spinning sensors do not exist."""
-
 _DEFAULTS = InputConfig()
-_ABSOLUTE_TIME = 1e8  # as seconds: the year 1973; no offset within a scan is that large
-
-
-@dataclass
-class _Tally:
-    """Report in the making."""
-
-    dropped: Counter[str] = field(default_factory=Counter)
-    notes: list[str] = field(default_factory=list)
-
-    def note(self, key: str) -> None:
-        if key not in self.notes:
-            self.notes.append(key)
 
 
 def decode(
@@ -85,14 +68,12 @@ def decode(
         InvalidFrame: If the cloud cannot be read without guessing; the reason is a sentence.
     """
     config = config or _DEFAULTS
-    tally = _Tally()
-    stamp_ns, frame_id = _header(msg.header, config, tally)
+    tally = Tally()
+    stamp_ns, frame_id = read_header(msg.header, config, tally)
     layout = read_layout(msg)
     if layout.num_points == 0:
         return _empty(stamp_ns, frame_id)
-    if layout.is_padded:
-        tally.note("row_padding")
-    roles = _roles(layout, fields or {})
+    roles = find_roles(layout, fields or {}, tally)
     intensity, time = roles.get("intensity"), roles.get("time")
     direct_time = time is not None and time.dtype == np.float32  # numpy compares byte order too
     rows = make_rows(layout.num_points)
@@ -112,17 +93,17 @@ def decode(
     columns = dict(zip(beside, layout.columns([roles[role] for role in beside])))
     if kept is not None:
         columns = {role: values.take(kept) for role, values in columns.items()}
-    _scale_intensity(rows[:, 3], (low[3], high[3]), intensity, config, tally)
+    scale_intensity(rows[:, 3], (low[3], high[3]), intensity, config, tally)
     if direct_time:
-        _set_time_lag(rows[:, 4], rows[:, 4], (low[4], high[4]), stamp_ns, tally)
+        set_time_lag(rows[:, 4], rows[:, 4], (low[4], high[4]), stamp_ns, tally)
     elif len(rows) and "time" in columns:
         values = columns["time"]
-        _set_time_lag(rows[:, 4], values, (values.min(), values.max()), stamp_ns, tally)
+        set_time_lag(rows[:, 4], values, (values.min(), values.max()), stamp_ns, tally)
     return PointBatch(
         xyz=rows[:, :3],
         intensity=rows[:, 3],
         time_lag_s=rows[:, 4],
-        ring=_ring(columns.get("ring"), tally),
+        ring=ring_numbers(columns.get("ring"), tally),
         stamp_ns=stamp_ns,
         frame_id=frame_id,
         report=DecodeReport(layout.num_points, dict(tally.dropped), tuple(tally.notes)),
@@ -130,7 +111,12 @@ def decode(
     )
 
 
-def _header(header: Any, config: InputConfig, tally: _Tally) -> tuple[int, str]:
+def read_header(header: Any, config: InputConfig, tally: Tally) -> tuple[int, str]:
+    """Return stamp and frame of a cloud.
+
+    Raises:
+        InvalidFrame: If there is no frame, nor one that stands in for it.
+    """
     stamp_ns = int(header.stamp.sec) * 1_000_000_000 + int(header.stamp.nanosec)
     frame_id = header.frame_id
     if not frame_id:
@@ -161,8 +147,18 @@ def _empty(stamp_ns: int, frame_id: str) -> PointBatch:
     )
 
 
-def _roles(layout: CloudLayout, chosen: Mapping[str, str | None]) -> dict[str, CloudField]:
-    """Find the field of each role, and refuse two of them on the same bytes."""
+def find_roles(
+    layout: CloudLayout, chosen: Mapping[str, str | None], tally: Tally
+) -> dict[str, CloudField]:
+    """Find the field of each role, and refuse two of them on the same bytes.
+
+    Args:
+        layout: Of a cloud with points.
+        chosen: See ``fields`` of :func:`decode`.
+        tally: Told what is odd.
+    """
+    if layout.is_padded:
+        tally.note("row_padding")
     unknown = [role for role in chosen if role not in FIELD_ALIASES]
     if unknown:
         raise ConfigError(
@@ -224,15 +220,34 @@ def _axes(
     return axes
 
 
-def _usable_rows(axes: list[np.ndarray], tally: _Tally) -> np.ndarray | None:
+def _usable_rows(axes: list[np.ndarray], tally: Tally) -> np.ndarray | None:
     """Return the rows with three finite coordinates that float32 can hold; None for all."""
     furthest = _largest(axes)
     if bool(furthest.max() < COORDINATE_LIMIT_M):  # False where there is a NaN
         return None
     finite, small = np.isfinite(furthest), furthest < COORDINATE_LIMIT_M
     num_finite, num_small = int(finite.sum()), int(small.sum())
+    worst = float(furthest[finite].max()) if num_finite > num_small else 0.0
+    count_dropped(len(furthest), num_finite, num_small, worst, tally)
+    return np.flatnonzero(small)
+
+
+def count_dropped(
+    num_points: int, num_finite: int, num_small: int, worst: float, tally: Tally
+) -> None:
+    """Count the points left out for their coordinates.
+
+    Args:
+        num_points: In the message.
+        num_finite: With finite coordinates.
+        num_small: With coordinates below the limit, too.
+        worst: The largest absolute one of the finite.
+        tally: Gets the counts.
+
+    Raises:
+        InvalidFrame: If most are beyond the limit.
+    """
     if num_finite > 2 * num_small:
-        worst = float(furthest[finite].max())
         raise InvalidFrame(
             f"Coordinates reach {worst:g} m, where float32 is too coarse for voxels: the cloud is "
             "in a map frame. Transform it to the sensor frame, or subtract an origin.",
@@ -242,12 +257,11 @@ def _usable_rows(axes: list[np.ndarray], tally: _Tally) -> np.ndarray | None:
             code="coordinates_too_large",
         )
     for reason, count in (
-        ("non_finite", len(furthest) - num_finite),
+        ("non_finite", num_points - num_finite),
         ("too_far_for_float32", num_finite - num_small),
     ):
         if count:
             tally.dropped[reason] = count
-    return np.flatnonzero(small)
 
 
 def _largest(axes: list[np.ndarray]) -> np.ndarray:
@@ -263,7 +277,7 @@ def _largest(axes: list[np.ndarray]) -> np.ndarray:
 
 
 def _thin(
-    rows: np.ndarray | None, num_points: int, capacity: int, tally: _Tally
+    rows: np.ndarray | None, num_points: int, capacity: int, tally: Tally
 ) -> np.ndarray | None:
     """Keep ``capacity`` rows, evenly spread over the cloud and the same ones every time."""
     count = num_points if rows is None else len(rows)
@@ -280,108 +294,3 @@ def _compacted(rows: np.ndarray, kept: np.ndarray) -> np.ndarray:
         moved = rows.take(kept[start : start + BLOCK_POINTS], axis=0)
         rows[start : start + len(moved)] = moved
     return rows[: len(kept)]
-
-
-def _scale_intensity(
-    values: np.ndarray,
-    limits: tuple[Any, Any],
-    field: CloudField | None,
-    config: InputConfig,
-    tally: _Tally,
-) -> None:
-    """Scale and clip (N,) float32 in place, to 0..clip.
-
-    Args:
-        values: As they are in the message, or the default; overwritten.
-        limits: Least and greatest of them; NaN where one is NaN.
-        field: Where they come from; None where the cloud has no intensity.
-        config: Scale, clip and default.
-        tally: Told what is odd.
-    """
-    if field is None:
-        tally.note("intensity_missing")
-        return
-    if len(values) == 0:
-        return
-    low, high = map(float, limits)
-    if not np.isfinite(low + high):
-        tally.note("intensity_non_finite")
-        values[~np.isfinite(values)] = config.default_intensity / (config.intensity_scale or 1.0)
-        low, high = float(values.min()), float(values.max())
-    is_float, many = field.dtype.kind == "f", len(values) > 100
-    if is_float and 0 < high <= 1.0 and config.intensity_scale == 1.0 and many:
-        tally.note("intensity_looks_like_0_to_1")
-    if config.intensity_scale != 1.0:
-        values *= np.float32(config.intensity_scale)
-        low, high = low * config.intensity_scale, high * config.intensity_scale
-    if low < 0.0 or high > config.intensity_clip * (1 + 1e-6):  # 1.0 x 255 may round up
-        tally.note("intensity_out_of_range")
-    if low < 0.0 or high > config.intensity_clip:
-        np.clip(values, np.float32(0.0), np.float32(config.intensity_clip), out=values)
-
-
-def _ring(raw: np.ndarray | None, tally: _Tally) -> np.ndarray | None:
-    """Return (N,) int32; -1 where a float ring is not a number."""
-    if raw is None:
-        return None
-    if raw.dtype.kind == "f":
-        usable = np.abs(raw) < 2**31
-        if not usable.all():
-            tally.note("ring_non_finite")
-            raw = np.where(usable, raw, -1.0)
-    return raw.astype(np.int32, copy=False)
-
-
-def _set_time_lag(
-    lag_s: np.ndarray,
-    raw: np.ndarray,
-    limits: tuple[Any, Any],
-    stamp_ns: int,
-    tally: _Tally,
-) -> None:
-    """Write seconds >= 0 before the stamp; see :func:`decode` for the rule.
-
-    Args:
-        lag_s: (N,) float32, overwritten.
-        raw: (N,) times as they are in the message, perhaps ``lag_s`` itself.
-        limits: Least and greatest of them, in their type; NaN where one is NaN.
-        stamp_ns: Header stamp.
-        tally: Told what is odd.
-    """
-    if len(raw) == 0:
-        return
-    if raw.dtype.kind == "f" and not np.isfinite(limits[0] + limits[1]):
-        tally.note("time_non_finite")
-        finite = np.isfinite(raw)
-        if not finite.any():
-            lag_s[:] = 0.0
-            return
-        raw = np.where(finite, raw, raw[finite].max())
-        limits = raw.min(), raw.max()
-    oldest, newest = map(float, limits)
-    is_clock = raw.dtype.kind == "f" and newest >= _ABSOLUTE_TIME
-    unit_s = _clock_unit_s(newest) if is_clock else 1.0 if raw.dtype.kind == "f" else 1e-9
-    span_s = (newest - oldest) * unit_s
-    if span_s > MAX_SCAN_S:
-        tally.note("time_span_too_long")
-    if span_s == 0.0 or span_s > MAX_SCAN_S:
-        lag_s[:] = 0.0
-        return
-    stamp = stamp_ns * (1e-9 / unit_s) if is_clock else 0.0
-    reference = stamp if 0.0 <= (stamp - newest) * unit_s <= MAX_SCAN_S else newest
-    if reference != stamp:
-        tally.note("time_from_newest_point")
-    for start in range(0, len(raw), BLOCK_POINTS):
-        lag = raw[start : start + BLOCK_POINTS].astype(np.float64)
-        np.subtract(reference, lag, out=lag)
-        if unit_s != 1.0:
-            lag *= unit_s
-        lag_s[start : start + BLOCK_POINTS] = lag
-
-
-def _clock_unit_s(reading: float) -> float:
-    """Return the unit of a clock reading since 1970: s, ms, us or ns, told by its size."""
-    for limit, unit_s in ((1e11, 1.0), (1e14, 1e-3), (1e17, 1e-6)):
-        if reading < limit:
-            return unit_s
-    return 1e-9

@@ -16,15 +16,14 @@ from driveRT_ros.core.bev_grid import occupancy
 from driveRT_ros.core.config import LidarConfig
 from driveRT_ros.core.frame import Detections, PointBatch
 from driveRT_ros.core.pipeline import LidarPipeline
-from driveRT_ros.core.rows import rows_for
-from driveRT_ros.core.sweeps import sweeps_for
+from driveRT_ros.core.raw_cloud import CloudSummary
 from driveRT_ros.io.cdr import detections_cdr
 from driveRT_ros.io.encode import encode_objects
 from driveRT_ros.io.messages import make_header
 from driveRT_ros.io.nvdb_frames import GridFiles
-from driveRT_ros.io.pointcloud import decode
 from driveRT_ros.io.render import render_bev_map
 from driveRT_ros.nodes import grids
+from driveRT_ros.nodes.cloud_input import CloudInput
 from driveRT_ros.nodes.lidar_result import lidar_result
 from driveRT_ros.nodes.markers import detection_markers
 from driveRT_ros.nodes.raw import message_class
@@ -82,7 +81,7 @@ class LidarHandler:
     Args:
         config: Everything the detector takes.
         pipeline: The detector, warmed up.
-        device: Where sweeps are joined; the pipeline takes them from anywhere.
+        device: Where clouds are decoded and joined; the pipeline takes them from anywhere.
         name: Of the node, for names of files.
     """
 
@@ -96,8 +95,7 @@ class LidarHandler:
         name: str = "",
     ) -> None:
         self.config = config
-        self._pipeline, self._make_rows = pipeline, rows_for(device)
-        self._sweeps = sweeps_for(config.densification_params, device)
+        self._pipeline, self._input = pipeline, CloudInput(config, device)
         self.grid_files = GridFiles(name)
 
     def reconfigure(self, config: LidarConfig) -> None:
@@ -107,7 +105,7 @@ class LidarHandler:
 
     def forget(self) -> None:
         """Forget past sweeps, as after a jump of time."""
-        self._sweeps.clear()
+        self._input.clear()
 
     def remember(self, item: PosedCloud) -> None:
         """Take a cloud into the sweep history without detecting in it.
@@ -115,7 +113,8 @@ class LidarHandler:
         Raises:
             InvalidFrame: If it cannot be decoded.
         """
-        self._sweeps.push(self._decode(item), item.T_world_lidar)
+        cloud = self._input.read(item.msg, self.config.input)
+        self._input.settle(cloud, self._input.push(cloud, item.T_world_lidar))
 
     def handle(self, item: PosedCloud, wanted: Collection[str]) -> FrameResult:
         """Detect in one cloud.
@@ -129,18 +128,19 @@ class LidarHandler:
             InvalidFrame: If the cloud cannot be used; the next one can.
         """
         watch = Stopwatch()
-        cloud = self._decode(item)
+        given = self._input.read(item.msg, self.config.input)
         decode_ms = watch.lap_ms()
-        points = self._sweeps.push(cloud, item.T_world_lidar)
+        joined = self._input.push(given, item.T_world_lidar)
         sweeps_ms = watch.lap_ms()
         with_bev = not {"occupancy_grid", "grid_map"}.isdisjoint(wanted)
         found = self._pipeline.process(
-            points,
+            joined,
             with_bev=with_bev,
             with_fingerprint=FINGERPRINT in wanted,
             with_sparsity=self.config.diagnostics.sparsity,
         )
         process_ms = watch.lap_ms()
+        cloud, points = self._input.settle(given, joined)
         messages = self._encode(cloud, found, points, wanted, item.T_ego_lidar)
 
         inner = found.report.stage_ms
@@ -156,12 +156,9 @@ class LidarHandler:
         faults = self.grid_files.frame(cloud.stamp_ns, points, self.config)
         return lidar_result(item.msg, cloud, found, messages, stage_ms, faults)
 
-    def _decode(self, item: PosedCloud) -> PointBatch:
-        return decode(item.msg, config=self.config.input, make_rows=self._make_rows)
-
     def _encode(
         self,
-        cloud: PointBatch,
+        cloud: PointBatch | CloudSummary,
         found: Detections,
         points: torch.Tensor,
         wanted: Collection[str],

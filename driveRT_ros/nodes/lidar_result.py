@@ -7,12 +7,13 @@ from collections.abc import Mapping
 from typing import Any
 
 from driveRT_ros.core.frame import Detections, FrameReport, PointBatch
+from driveRT_ros.core.raw_cloud import CloudSummary
 from driveRT_ros.nodes.result import FrameResult
 
 
 def lidar_result(
     msg: Any,
-    cloud: PointBatch,
+    cloud: PointBatch | CloudSummary,
     found: Detections,
     messages: dict[str, Any],
     stage_ms: dict[str, float],

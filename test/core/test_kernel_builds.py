@@ -13,7 +13,7 @@ from driveRT_ros.core import kernel_builds
 from driveRT_ros.core.config import DensificationConfig, LidarConfig
 from driveRT_ros.core.errors import DeviceError
 from driveRT_ros.core.frame import PointBatch
-from driveRT_ros.core.gpu import backbone, frame_maps, grid_ops, heads, sweeps
+from driveRT_ros.core.gpu import backbone, frame_maps, grid_ops, heads, sweeps, unpack_points
 from driveRT_ros.core.gpu.front_end import make_engine
 from driveRT_ros.core.gpu.sweeps import DeviceSweepBuffer
 from driveRT_ros.core.kernel_builds import (
@@ -24,7 +24,9 @@ from driveRT_ros.core.kernel_builds import (
 )
 from driveRT_ros.core.pipeline import LidarPipeline
 from driveRT_ros.core.plan import default_plan
+from driveRT_ros.io.raw_pointcloud import read_raw
 from test.support import engine
+from test.support.clouds import random_points, xyzi_cloud
 
 CONFIG = {
     "voxelization.point_cloud_range": [-4.8, -3.6, -5.0, 4.8, 3.6, 3.0],
@@ -73,11 +75,13 @@ def test_what_sweeps_and_fingerprints_need_is_compiled_ahead_too(
         asked.add(stem)
         return engine.ShimKernel(stem, *_, **how)
 
-    monkeypatch.setattr(sweeps, "Kernel", kernel)
+    for module in (sweeps, unpack_points):
+        monkeypatch.setattr(module, "Kernel", kernel)
     buffer = DeviceSweepBuffer(DensificationConfig(), torch.device("cpu"))
     for stamp_ns in (0, 1):
         cloud = PointBatch(np.ones((9, 3)), np.ones(9), np.ones(9), None, stamp_ns, "lidar")
         buffer.push(cloud, np.eye(4))
+    buffer.push_raw(read_raw(xyzi_cloud(random_points(9))), np.eye(4))
     assert asked
     grid_ops.crc32(torch.ones(9), run=lambda stem, *_, **__: asked.add(stem), resident=1)
     config = LidarConfig()

@@ -85,6 +85,13 @@ def pooling():
         yield stem, tactic.defines(shape), ARCHITECTURES
         if features == f16 and channels == 80:  # with the softmax of logits inside
             yield stem, tactic.defines(dataclasses.replace(shape, logits=True)), ("sm_75", "sm_90")
+    for features, changes in (  # only a search finds them
+        (f8, {"warps": 4, "groups": 1, "min_blocks": 2}),
+        (f8, {"warps": 4, "groups": 1, "passes": 2, "min_blocks": 3, "whole_sectors": True}),
+        (f16, {"warps": 4, "groups": 2, "passes": 2, "min_blocks": 4, "whole_sectors": True}),
+    ):
+        shape = PoolShape(256, features, f16, f16, 16 // features.itemsize)
+        yield "bev_pool_tiles", PoolTactic("tiles", **changes).defines(shape), ("sm_75", "sm_90")
     for depths in (0, 1):
         yield "depth_softmax", {"DEPTHS": depths}, ARCHITECTURES
 
@@ -102,7 +109,7 @@ def heads():
 
 def configurations():
     """Return (source, constants, architectures) of everything that ships."""
-    for stem in ("sweeps", "levels", "voxelize", "coordmap"):
+    for stem in ("sweeps", "unpack_points", "levels", "voxelize", "coordmap"):
         yield stem, {}, ARCHITECTURES
     for number in ("int", "long long"):
         yield "gather_rows", {"NUMBER": number}, ARCHITECTURES

@@ -10,6 +10,7 @@ from driveRT_ros.core.config import LidarConfig
 from driveRT_ros.core.gpu.back_end import EngineBackEnd
 from driveRT_ros.core.gpu.front_end import make_engine
 from driveRT_ros.core.pipeline import LidarPipeline
+from driveRT_ros.core.raw_cloud import CountedRows
 from test.support import engine
 
 SMALL = engine.SMALL | {
@@ -151,3 +152,33 @@ def test_a_pipeline_with_another_threshold_follows_the_engine_that_grew():
     kept = found.scores > 0.002
     assert 0 < kept.sum() < len(found) and torch.equal(strict.boxes, found.boxes[kept])
     assert strict.report.voxels_per_level == found.report.voxels_per_level
+
+
+def counted(points: torch.Tensor, room: int) -> CountedRows:
+    """Return points as they lie on a device that alone knows how many they are."""
+    rows = torch.full((room, 5), 0.5)
+    rows[: len(points)] = points
+    return CountedRows(rows, torch.tensor([len(points)], dtype=torch.int32), lambda: len(points))
+
+
+def test_points_that_the_device_alone_has_counted_give_the_same_frame():
+    """What lies behind them in their buffer is no point, also where it would fit the grid."""
+    pipeline, plain = pipelines(settings())
+    options = {"with_bev": True, "with_fingerprint": True}
+    points = cloud(300)
+    want = pipeline.process(points, **options)
+    for room in (300, 1900, 2001):  # of the last there may be more than the engine has room for
+        got = pipeline.process(counted(points, room), **options)
+        assert torch.equal(got.boxes, want.boxes) and torch.equal(got.labels, want.labels)
+        assert got.report.fingerprint == want.report.fingerprint
+        assert (got.report.num_points, got.report.dropped) == (300, want.report.dropped)
+        assert got.report.high_water == want.report.high_water and not got.report.overflow
+    assert plain.process(counted(points, 900)).report.num_points == 300
+
+
+def test_a_counted_frame_that_needs_a_larger_engine_moves_there_whole():
+    pipeline, _ = pipelines(settings(voxelization__max_voxels=100))
+    points = cloud(300)
+    got, want = pipeline.process(counted(points, 1700)), pipeline.process(points)
+    assert "engine_grown" in got.report.notes and "rows of level 1" in got.report.overflow
+    assert torch.equal(got.boxes, want.boxes) and got.report.num_points == 300

@@ -11,6 +11,7 @@ from driveRT_ros.core.gpu.backbone import SparseBackbone
 from driveRT_ros.core.gpu.counts import FrameCounts
 from driveRT_ros.core.gpu.domains import BEV_DILATED, NUM_BACKBONE_LEVELS
 from driveRT_ros.core.gpu.growth import HighWater, Overflow
+from driveRT_ros.core.raw_cloud import Cloud, exact
 from driveRT_ros.core.sparse_types import SparseTensor
 
 
@@ -19,7 +20,7 @@ class EngineFrame:
 
     Args:
         engine: At work.
-        cloud: (N, 5) the points, on the device.
+        cloud: (N, 5) the points, on the device; asked for their number at the end alone.
         instead: Returns what becomes of a frame that did not fit, given what was needed.
         high_water: Told of every frame.
         lacked: What smaller engines had no room for in this very frame.
@@ -33,7 +34,7 @@ class EngineFrame:
     def __init__(
         self,
         engine: SparseBackbone,
-        cloud: torch.Tensor,
+        cloud: Cloud,
         instead: Callable[[Overflow], FrontFrame],
         high_water: HighWater,
         lacked: Overflow,
@@ -49,7 +50,7 @@ class EngineFrame:
     def settle(self, counts: FrameCounts) -> None:
         """Take the counts of this frame from whoever waited for them."""
         self._counts, self.shrink = counts, None
-        self._high_water.see(self._cloud.shape[0], counts.rows[:NUM_BACKBONE_LEVELS])
+        self._high_water.see(exact(self._cloud).shape[0], counts.rows[:NUM_BACKBONE_LEVELS])
 
     def give_up(self) -> FrontFrame:
         """Leave the engine that was built for this frame, and return what takes its place."""
@@ -88,7 +89,7 @@ class EngineFrame:
         return {
             "non_finite_points": counts.non_finite_points,
             "out_of_range_points": counts.out_of_range_points,
-            "over_capacity_points": self._cloud.shape[0] - left_out - counts.used_points,
+            "over_capacity_points": exact(self._cloud).shape[0] - left_out - counts.used_points,
             "over_capacity_voxels": 0,
             "over_capacity_voxel_points": 0,
         }

@@ -27,6 +27,7 @@ from driveRT_ros.core.gpu.domains import (
 from driveRT_ros.core.gpu.transfers import HEADER_WORDS, FrameInput
 from driveRT_ros.core.kernel_args import pack_structs, struct_value, struct_values
 from driveRT_ros.core.plan import Plan
+from driveRT_ros.core.raw_cloud import CountedRows
 from driveRT_ros.core.sparse_types import NUM_FEATURES
 
 _THREADS = 256
@@ -154,6 +155,17 @@ class FrameMaps:
                 "points", len(points), f"at most {len(self.points)}",
             )  # fmt: skip
         return self._input.load(points)
+
+    def load_counted(self, points: CountedRows) -> CountedRows:
+        """Copy points of which the device alone knows the number, on the current stream.
+
+        Args:
+            points: On this device, with room for no more than the frame holds.
+        """
+        mine = self.points[: points.room]
+        mine.copy_(points.rows)
+        self.num_points.copy_(points.count)
+        return points.at(mine)
 
     def count_used(self) -> None:
         """Sum up the points that voxels are the mean of, on the current stream."""

@@ -21,6 +21,7 @@ from driveRT_ros.core.gpu.growth import POINTS, HighWater, Overflow, larger, ref
 from driveRT_ros.core.gpu.heads import SparseHeads, unsupported
 from driveRT_ros.core.graph import StageGraphs
 from driveRT_ros.core.plan import Plan
+from driveRT_ros.core.raw_cloud import Cloud, CountedRows, exact
 from driveRT_ros.core.stages import StageClock
 from driveRT_ros.models.voxelnext import VoxelNeXtWeights
 
@@ -79,16 +80,22 @@ class EngineFrontEnd:
             [level.shape.row_capacity for level in maps.levels[:NUM_BACKBONE_LEVELS]],
         )
 
-    def take(self, points: torch.Tensor) -> torch.Tensor:
+    def take(self, points: Cloud) -> Cloud:
         """See :class:`~driveRT_ros.core.front_end.FrontEnd`."""
         maps = self._engine.maps
-        if points.shape[0] > maps.points.shape[0]:
-            return self._fallback.take(points)
         with torch.cuda.device_of(maps.points):
+            if isinstance(points, CountedRows):
+                if points.room <= maps.points.shape[0]:
+                    return maps.load_counted(points)
+                points = points.exact()  # there may be room for as many as there are
+            if points.shape[0] > maps.points.shape[0]:
+                return self._fallback.take(points)
             return maps.load(points)
 
-    def run(self, cloud: torch.Tensor, clock: StageClock) -> FrontFrame:
+    def run(self, cloud: Cloud, clock: StageClock) -> FrontFrame:
         """See :class:`~driveRT_ros.core.front_end.FrontEnd`."""
+        if isinstance(cloud, CountedRows):
+            return self._enqueued(cloud, clock, {})
         given, room = cloud.shape[0], self._engine.maps.points.shape[0]
         if given > room:
             self._high_water.see(given)
@@ -108,15 +115,15 @@ class EngineFrontEnd:
             made.capture()  # rows are in place: the next frame need not be slower
         return made
 
-    def _enqueued(self, cloud: torch.Tensor, clock: StageClock, lacked: Overflow) -> EngineFrame:
+    def _enqueued(self, cloud: Cloud, clock: StageClock, lacked: Overflow) -> EngineFrame:
         clock.lap("voxelize")
-        with torch.cuda.device_of(cloud):
+        with torch.cuda.device_of(self._engine.maps.points):
             self.graphs.run(clock.lap)
         instead = functools.partial(self._instead, cloud, clock, lacked)
         return EngineFrame(self._engine, cloud, instead, self._high_water, lacked)
 
     def _instead(
-        self, cloud: torch.Tensor, clock: StageClock, lacked: Overflow, overflow: Overflow
+        self, cloud: Cloud, clock: StageClock, lacked: Overflow, overflow: Overflow
     ) -> FrontFrame:
         """Do with a frame that did not fit what the policy says.
 
@@ -128,13 +135,14 @@ class EngineFrontEnd:
         """
         if self._config.overflow_policy == "strict":
             raise refusal(overflow)
+        points = exact(cloud)
         lacked = {**lacked, **overflow}
         config = larger(self._config, overflow) if self._may_grow else None
         if config is None:
-            return self._referred(cloud, clock, lacked)
+            return self._referred(points, clock, lacked)
         before = self._config, self._engine, self.graphs
-        shrink = functools.partial(self._shrunk, before, cloud, clock, lacked)
-        return self._grown(config, cloud, clock, lacked, shrink) or shrink()
+        shrink = functools.partial(self._shrunk, before, points, clock, lacked)
+        return self._grown(config, points, clock, lacked, shrink) or shrink()
 
     def _referred(self, cloud: torch.Tensor, clock: StageClock, lacked: Overflow) -> FrontResult:
         return dataclasses.replace(self._fallback.run(cloud, clock).result(), overflow=lacked)

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
@@ -12,11 +13,21 @@ from driveRT_ros.core.config import DensificationConfig
 from driveRT_ros.core.cuda import Kernel
 from driveRT_ros.core.device_faults import device_fault, keep
 from driveRT_ros.core.frame import PointBatch
+from driveRT_ros.core.gpu.unpack_points import (
+    MOST_POINTS,
+    Bind,
+    KeptSweep,
+    PastSweep,
+    UnpackedCloud,
+    UnpackerRing,
+)
 from driveRT_ros.core.kernel_args import struct_values
-from driveRT_ros.core.rows import rows_for
+from driveRT_ros.core.raw_cloud import Cloud, RawCloud
+from driveRT_ros.core.rows import plain_rows, rows_for
 from driveRT_ros.core.sparse_types import NUM_FEATURES
 from driveRT_ros.core.sweeps import (
     FloatArray,
+    Floats,
     Sweep,
     SweepBuffer,
     fill_rows,
@@ -39,24 +50,47 @@ class DeviceSweepBuffer(SweepBuffer):
     the result lies there; what ails the GPU, its next frame tells. An error that is no fault of a
     GPU comes out, and after it the GPU is left alone.
 
+    A message that is not decoded yet is unpacked there, too, and its points are nowhere else; the
+    host decodes it where the GPU fails.
+
     Args:
         config: The limits.
         device: CUDA device.
         run: Launches a kernel; by default on ``device``.
+        bind: Prepares one of kernels/unpack_points.cu; by default on ``device``.
     """
 
     def __init__(
-        self, config: DensificationConfig, device: torch.device, run: Run | None = None
+        self,
+        config: DensificationConfig,
+        device: torch.device,
+        run: Run | None = None,
+        bind: Bind | None = None,
     ) -> None:
         super().__init__(config)
         self._device, self._run = device, run or _launcher(device)
         self._make_pinned, self._left_alone = rows_for(device), False
+        self._unpackers = UnpackerRing(device, config.num_past_frames, bind)
 
     def _join(self, batch: PointBatch, pose: FloatArray | None) -> torch.Tensor:
-        if self._left_alone:
-            return super()._join(batch, pose)
+        if not self._left_alone:
+            with self._noticing_faults(batch):
+                return self._joined_there(batch, pose)
+        return super()._join(batch, pose)
+
+    def _join_raw(self, raw: RawCloud, pose: FloatArray | None) -> Cloud:
+        if raw.num_points > MOST_POINTS:
+            return self._join(raw.decode(), pose)
+        if not self._left_alone:
+            with self._noticing_faults(raw):
+                return self._unpacked(raw, pose)
+        return super()._join(raw.decode(), pose)
+
+    @contextlib.contextmanager
+    def _noticing_faults(self, cloud: PointBatch | RawCloud) -> Iterator[None]:
+        """Let what fails at the GPU end there, and have the host join the same sweeps."""
         try:
-            return self._joined_there(batch, pose)
+            yield
         except Exception as error:
             fault = device_fault(error)
             if fault is None:  # costs this frame, and is reported; the next one takes the sure way
@@ -64,10 +98,9 @@ class DeviceSweepBuffer(SweepBuffer):
                 raise
             self._left_alone = fault.context_lost
             if self._left_alone:
-                keep(error, batch, [sweep.there for sweep in self._past])
-        for sweep in self._past:
-            sweep.there = None  # what came of it is not known
-        return super()._join(batch, pose)
+                keep(error, cloud, [(sweep.there, sweep.kept) for sweep in self._past])
+            for sweep in self._past:
+                sweep.there = sweep.kept = None  # what came of it is not known
 
     def _joined_there(self, batch: PointBatch, pose: FloatArray | None) -> torch.Tensor:
         count, past = len(batch), sum(sweep.count for sweep in self._past)
@@ -99,6 +132,36 @@ class DeviceSweepBuffer(SweepBuffer):
         self._there(sweep)  # on its way while the frame is worked on
         self._remember(sweep)
         return joined
+
+    def _unpacked(self, raw: RawCloud, pose: FloatArray | None) -> UnpackedCloud:
+        if pose is None:
+            return self._unpackers.take(raw, raw.most_points).run(raw, [], None, 0.0)
+        past = [
+            PastSweep(
+                self._kept(sweep),
+                (raw.stamp_ns - sweep.stamp_ns) * 1e-9,
+                relative_transform(pose, sweep.T_world_lidar)[:3].ravel(),
+            )
+            for sweep in self._past
+        ]
+        kept = KeptSweep(self._device, max(1, raw.most_points))
+        unpacker = self._unpackers.take(raw, raw.most_points + sum(p.kept.most for p in past))
+        cloud = unpacker.run(raw, past, kept, self._config.ego_radius_m)
+
+        def columns() -> Floats:
+            batch = raw.decode()
+            rows = plain_rows(len(batch))
+            fill_rows(rows, batch)
+            return self._columns(rows)
+
+        self._remember(Sweep(raw.stamp_ns, pose, columns, kept=kept))
+        return cloud
+
+    def _kept(self, sweep: Sweep) -> KeptSweep:
+        if sweep.kept is None:
+            sweep.kept = KeptSweep.of(self._there(sweep))
+        kept: KeptSweep = sweep.kept
+        return kept
 
     def _there(self, sweep: Sweep) -> torch.Tensor:
         if sweep.there is None:

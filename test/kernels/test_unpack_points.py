@@ -1,0 +1,280 @@
+"""A message unpacked on a GPU gives the bytes, the counts and the sentences of the host."""
+
+from __future__ import annotations
+
+import copy
+import functools
+
+import numpy as np
+import pytest
+import torch
+
+from driveRT_ros.core import device_faults
+from driveRT_ros.core.config import DensificationConfig, InputConfig
+from driveRT_ros.core.errors import DeviceError, InvalidFrame
+from driveRT_ros.core.gpu import unpack_points
+from driveRT_ros.core.gpu.sweeps import DeviceSweepBuffer
+from driveRT_ros.core.sweeps import SweepBuffer
+from driveRT_ros.io.pointcloud import decode
+from driveRT_ros.io.raw_pointcloud import read_raw
+from test.support.clouds import make_cloud, random_points, xyzi_cloud
+
+COUNT = 700
+POINTS = random_points(COUNT)
+STAMP_NS = 1_700_000_000_123_456_789
+
+
+def columns(types, names="xyzirt", points=POINTS, gap=0, **values):
+    """Return fields one after the other at offsets that suit nobody, and the step."""
+    long = {"i": "intensity", "r": "ring", "t": "t"}
+    out, offset = {}, gap
+    for name, code in zip(names, types):
+        name = long.get(name, name)
+        out[name] = (values.get(name, points.get(name)), code, offset)
+        offset += int(code[1]) + gap
+    return out, offset
+
+
+def cloud(types, names="xyzirt", gap=0, values=None, **options):
+    fields, step = columns(types, names, gap=gap, **(values or {}))
+    return make_cloud(fields, step, stamp_ns=options.pop("stamp_ns", STAMP_NS), **options)
+
+
+def some(name, **places):
+    """Return a column with other values at some places."""
+    out = POINTS[name].astype(np.float64)
+    for value, at in places.values():
+        out[at] = value
+    return out
+
+
+NAN, INF = np.nan, np.inf
+HOLES = {
+    "x": some("x", a=(NAN, slice(0, None, 4))),
+    "y": some("y", a=(INF, [5, 9]), b=(-8192.0, [13])),
+    "z": some("z", a=(8191.9999, [17]), b=(-NAN, [4, 18])),
+}
+CLOCK = {"t": STAMP_NS * 1e-9 - POINTS["t"] * 1e-9}
+LAYOUTS = {
+    "plain": cloud(["f4"] * 4, "xyzi"),
+    "one_point": cloud(["f4"] * 6, values={k: v[:1] for k, v in POINTS.items()}),
+    "without_intensity": cloud(["f4"] * 3, "xyz"),
+    "float64": cloud(["f8"] * 5, "xyzit"),
+    "small_integers": cloud(["i1", "i2", "i1", "u1", "u2", "u4"]),
+    "wide_integers": cloud(["i4", "i4", "i4", "u4", "u2", "i4"]),
+    "uint16_intensity": cloud(["f4", "f4", "f4", "u2", "u2", "u4"]),
+    "misaligned": cloud(["f4", "f8", "f4", "u1", "u2", "u4"], gap=1),
+    "big_endian": cloud(["f4", "f8", "f4", "u2", "f4", "u4"], big_endian=True),
+    "big_endian_times": cloud(["f4"] * 4 + ["f8", "f4"], values=CLOCK, big_endian=True),
+    "rows_padded": cloud(["f4", "f4", "f4", "f4", "u2", "f8"], height=7, row_padding=5),
+    "holes": cloud(["f4"] * 4, "xyzi", values=HOLES, height=20, is_dense=False),
+    "holes_float64": cloud(["f8"] * 4, "xyzi", values=HOLES, gap=3),
+    "nothing_finite": cloud(["f4"] * 6, values={"x": np.full(COUNT, NAN)}),
+    "clock_seconds": cloud(["f4"] * 4 + ["u2", "f8"], values=CLOCK),
+    "clock_milliseconds": cloud(["f4"] * 4 + ["u2", "f8"], values={"t": CLOCK["t"] * 1e3}),
+    "clock_of_another_day": cloud(["f4"] * 4 + ["u2", "f8"], values=CLOCK, stamp_ns=7 * 10**18),
+    "no_stamp": cloud(["f4"] * 4 + ["u2", "f8"], values=CLOCK, stamp_ns=0),
+    "float_times": cloud(["f4"] * 4 + ["u2", "f4"], values={"t": POINTS["t"] * 1e-9}),
+    "times_before_the_stamp": cloud(["f4"] * 4 + ["u2", "f4"], values={"t": POINTS["t"] * -1e-9}),
+    "times_too_far_apart": cloud(["f4"] * 4 + ["u2", "f8"], values={"t": POINTS["t"] * 1.0}),
+    "one_time": cloud(["f4"] * 4 + ["u2", "u4"], values={"t": POINTS["t"] * 0 + 7}),
+    "odd_times": cloud(
+        ["f4"] * 4 + ["u2", "f4"],
+        values={"t": some("t", a=(NAN, [1]), b=(-INF, [600]), c=(INF, [3])) * 1e-9},
+    ),
+    "no_finite_time": cloud(["f4"] * 4 + ["u2", "f4"], values={"t": np.full(COUNT, INF)}),
+    "times_whose_sum_is_infinite": cloud(
+        ["f4"] * 4 + ["u2", "f4"], values={"t": np.full(COUNT, 3e38)}
+    ),
+    "odd_rings": cloud(["f4"] * 6, values={"ring": some("ring", a=(3e9, [2]), b=(NAN, [3]))}),
+    "odd_intensities": cloud(
+        ["f4"] * 4, "xyzi", values={"intensity": some("intensity", a=(NAN, [1]), b=(-INF, [9]))}
+    ),
+    "no_finite_intensity": cloud(["f4"] * 4, "xyzi", values={"intensity": np.full(COUNT, NAN)}),
+    "intensities_out_of_range": cloud(
+        ["f4"] * 4, "xyzi", values={"intensity": POINTS["intensity"] * 3 - 90}
+    ),
+    "negative_zeros": cloud(
+        ["f4"] * 4, "xyzi", values={"intensity": some("intensity", a=(-0.0, [1]), b=(-1, [2]))}
+    ),
+    "intensities_to_1": cloud(
+        ["f4"] * 4, "xyzi", values={"intensity": POINTS["intensity"] / np.float32(255)}
+    ),
+    "beyond_float32": cloud(["f8"] * 4, "xyzi", values={"x": some("x", a=(1e300, [3]))}),
+}  # fmt: skip
+CONFIGS = {
+    "default": InputConfig(),
+    "scaled": InputConfig(intensity_scale=0.7, default_intensity=3.3, intensity_clip=99.9),
+    "thinned": InputConfig(point_capacity=411, intensity_scale=255.0),
+}
+
+
+def device_sweeps(backend, **limits) -> DeviceSweepBuffer:
+    def run(name, grid, block, *args):
+        backend.launch("sweeps", name, grid, block, *args)
+
+    def bind(name, grid, block, *args, dependent=False):
+        return functools.partial(backend.launch, "unpack_points", name, grid, block, *args)
+
+    own = {} if backend.name == "cuda" else {"run": run, "bind": bind}
+    return DeviceSweepBuffer(DensificationConfig(**limits), backend.device, **own)
+
+
+def same_bytes(found: torch.Tensor, want: np.ndarray) -> None:
+    assert found.shape == want.shape
+    differ = found.cpu().numpy().view(np.uint32) != np.ascontiguousarray(want).view(np.uint32)
+    assert not differ.any(), np.argwhere(differ)[:5]
+
+
+@pytest.mark.parametrize("config", CONFIGS)
+def test_every_layout_is_unpacked_to_the_bytes_and_the_report_of_the_host(backend, config):
+    device = device_sweeps(backend, num_past_frames=0)
+    for name, message in LAYOUTS.items():
+        want = decode(message, config=CONFIGS[config])
+        cloud = device.push_raw(read_raw(message, CONFIGS[config]), None)
+        try:
+            same_bytes(cloud.exact(), want.rows)
+            summary = cloud.summary()
+            assert summary.report == want.report
+        except AssertionError as error:
+            raise AssertionError(f"{name}: {error}") from error
+        assert (len(summary), summary.stamp_ns) == (len(want), want.stamp_ns)
+        assert summary.frame_id == want.frame_id
+
+
+def test_an_empty_message_is_an_ordinary_one(backend):
+    device, config = device_sweeps(backend), InputConfig()
+    for count in (0, 5, 0):
+        message = xyzi_cloud({k: v[:count] for k, v in POINTS.items()})
+        cloud = device.push_raw(read_raw(message, config), np.eye(4))
+        assert cloud.summary().report == decode(message).report
+        device.clear()
+        assert len(cloud.exact()) == count
+
+
+def test_what_comes_out_does_not_depend_on_the_order_of_threads(backend):
+    message = LAYOUTS["holes_float64"]
+    want = decode(message, config=CONFIGS["thinned"])
+    for _ in backend.repeats():
+        device = device_sweeps(backend)
+        same_bytes(device.push_raw(read_raw(message, CONFIGS["thinned"]), None).exact(), want.rows)
+
+
+def test_a_cloud_in_a_map_frame_is_refused_with_the_sentence_of_the_host_and_not_kept(backend):
+    device = device_sweeps(backend)
+    good, far = LAYOUTS["plain"], cloud(["f8"] * 4, "xyzi", values={"y": POINTS["y"] + 4.5e6})
+    device.push_raw(read_raw(good), np.eye(4))
+    with pytest.raises(InvalidFrame) as want:
+        decode(far)
+    pushed = device.push_raw(read_raw(far), np.eye(4))
+    with pytest.raises(InvalidFrame) as found:
+        pushed.summary()
+    assert (str(found.value), found.value.code) == (str(want.value), want.value.code)
+    device.take_back()
+    assert len(device) == 1
+    later = copy.deepcopy(good)
+    later.header.stamp.nanosec += 1000
+    assert len(device.push_raw(read_raw(later), np.eye(4)).exact()) > COUNT
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"row_step": 3},
+        {"point_step": 10},
+        {"width": COUNT + 1},
+        {"fields": []},
+        {"data": b"too short"},
+    ],
+)
+def test_a_bad_layout_is_refused_with_the_sentence_of_the_host_before_anything_moves(change):
+    message = copy.deepcopy(LAYOUTS["plain"])
+    for name, value in change.items():
+        setattr(message, name, value)
+    with pytest.raises(InvalidFrame) as want:
+        decode(message)
+    with pytest.raises(InvalidFrame) as found:
+        read_raw(message)
+    assert (str(found.value), found.value.code) == (str(want.value), want.value.code)
+
+
+def sweep(k: int, count: int = COUNT):
+    """Return a message of which a part is the vehicle itself, and some points are none."""
+    values = {n: v[:count] for n, v in random_points(COUNT, seed=k).items()}
+    values["x"][: count // 5] /= 50
+    values["y"][: count // 4] /= 50
+    values["z"][::7] = np.nan
+    return cloud(
+        ["f4", "f4", "f4", "u1", "u2", "u4"], values=values, stamp_ns=STAMP_NS + k * 50_000_000
+    )
+
+
+def pose(k: int) -> np.ndarray:
+    c, s = np.cos(0.03 * k), np.sin(0.03 * k)
+    out = np.eye(4)
+    out[:2, :2] = [[c, -s], [s, c]]
+    out[:3, 3] = 206_494.75 + 0.7 * k, 4.5e6 - 0.1 * k, 0.01 * k
+    return out
+
+
+def join(host, device, k: int, where, count: int = COUNT, settles: bool = True) -> None:
+    message = sweep(k, count)
+    want = host.push(decode(message), where).numpy()
+    found = device.push_raw(read_raw(message), where)
+    assert len(host) == len(device)
+    if not settles:  # then the host goes on without knowing how many points there are
+        return
+    rows = found.exact().cpu().numpy()
+    now = len(decode(message))
+    same_bytes(torch.from_numpy(rows[:now]), want[:now])
+    same_bytes(torch.from_numpy(rows[:, 3:].copy()), want[:, 3:])
+    # A BLAS may round otherwise in float64: once in a million that shows in float32.
+    assert (rows != want).sum() <= 2
+    np.testing.assert_allclose(rows, want, rtol=3e-7, atol=1e-12)
+
+
+@pytest.mark.parametrize("settles", [True, False])
+def test_past_sweeps_join_behind_it_as_on_the_host(backend, settles):
+    limits = {"num_past_frames": 3, "max_time_lag_s": 0.4}
+    host, device = SweepBuffer(DensificationConfig(**limits)), device_sweeps(backend, **limits)
+    for k, count in enumerate((700, 1, 255, 256, 257, 0, 700, 513)):
+        join(host, device, k, pose(k), count, settles or k == 7)
+    join(host, device, 8, None)
+    join(host, device, 9, pose(9))
+    join(host, device, 9, pose(10))  # replaces
+    join(host, device, 4, pose(4))  # the clock went back
+
+
+def test_sweeps_of_both_kinds_join_each_other(backend):
+    host, device = SweepBuffer(DensificationConfig()), device_sweeps(backend)
+    for k in range(6):
+        if k % 2:
+            join(host, device, k, pose(k))
+            continue
+        batch = decode(sweep(k))
+        want, found = host.push(batch, pose(k)), device.push(batch, pose(k))
+        np.testing.assert_allclose(found.cpu(), want, rtol=3e-7, atol=1e-12)
+
+
+def test_where_the_gpu_fails_the_host_goes_on_with_the_same_sweeps(backend, monkeypatch):
+    monkeypatch.setattr(device_faults, "_wrecks", [])
+    host, device = SweepBuffer(DensificationConfig()), device_sweeps(backend)
+    error = DeviceError("CUDA error 2 in a test.", 2)
+    for k in range(7):
+        if 3 <= k < 5:
+            with monkeypatch.context() as failing:
+                failing.setattr(unpack_points.PointUnpacker, "run", raising(error))
+                failing.setattr(device, "_run", raising(error))
+                message = sweep(k)
+                want = host.push(decode(message), pose(k))
+                found = device.push_raw(read_raw(message), pose(k))
+            np.testing.assert_allclose(found, want, rtol=3e-7, atol=1e-12)
+            continue
+        join(host, device, k, pose(k))
+
+
+def raising(error):
+    def fail(*args, **options):
+        raise error
+
+    return fail
