@@ -8,9 +8,16 @@
 // grows from 96 to 2144 bytes and the root shrinks. An index without a value gives the background.
 //
 // Neighbouring threads write neighbouring words everywhere; a leaf reads the values of neighbouring
-// active voxels, which lie side by side. Estimate: 2144 + 96 + 4 bytes an active voxel for each leaf,
-// at the bandwidth of memory; not measured yet.
+// active voxels, which lie side by side. A leaf moves 2144 + 96 bytes and 4 an active voxel; most are
+// written, which the memory takes faster than a copy.
 #include "grid_ops.cuh"
+
+#ifndef STREAMING
+#define STREAMING 0  // stores of leaves that ask not to be kept in the caches
+#endif
+#ifndef MIN_BLOCKS
+#define MIN_BLOCKS 1
+#endif
 
 #define THREADS 256
 #define PARTS 8  // blocks of an upper node
@@ -120,11 +127,15 @@ __device__ __forceinline__ void write_leaf(const IndexToGrid& m, u32 leaf) {
 #pragma unroll
         for (int j = 0; j < 4; ++j)
             v[j] = look_up(m, four >> j & 1 ? first + __popc(four & ((1u << j) - 1)) : 0);
-        values[32 * i + lane] = make_uint4(v[0], v[1], v[2], v[3]);
+        const uint4 filled = make_uint4(v[0], v[1], v[2], v[3]);
+        if (STREAMING)
+            __stcs(values + 32 * i + lane, filled);
+        else
+            values[32 * i + lane] = filled;
     }
 }
 
-extern "C" __global__ void __launch_bounds__(THREADS) index_to_grid(const IndexToGrid m) {
+extern "C" __global__ void __launch_bounds__(THREADS, MIN_BLOCKS) index_to_grid(const IndexToGrid m) {
     begin_dependent();
     u32 unit = blockIdx.x;
     if (unit == 0) return write_head(m);

@@ -30,7 +30,9 @@
 #endif
 #endif
 #define THREADS 128
+#ifndef AHEAD
 #define AHEAD 4  // steps whose loads an internal node has in flight
+#endif
 #define LEAF_BYTES 2144
 #define ROOT_BYTES 64
 #define NONE_LEAST 0x7fffffff
