@@ -2,11 +2,11 @@
 
     python benchmarks/bench_conv_mma.py --data DATA [--stages subm3,subm4] [--precisions F16]
 
-Maps, masks and sorted tables come from the kernels of the engine; tables in spatial order are made
-here from the same maps. A variant is compared with float64 and run twice for equal bytes before it
-is timed: ten launches in one graph, twenty replays between two events, median. Where taps are
-divided into groups the pass that adds them is part of the time (in fp32 for F16 too, an upper
-bound). cuBLAS multiplies matrices of as many operations in the same precision (F16X3 and F64: in
+Maps, masks and sorted tables come from the kernels of the engine; tables in spatial order, for rows
+that are not staged, are made here from the same maps. A variant is compared with float64 and run
+twice for equal bytes before it is timed: ten launches in one graph, twenty replays between two
+events, median. Where taps are divided into groups the pass that adds them is part of the time.
+cuBLAS multiplies matrices of as many operations in the same precision (F16X3 and F64: in
 fp32).
 """
 
@@ -34,7 +34,13 @@ from driveRT_ros.core.gpu.frame_maps import DomainBuffers, FrameMaps
 from driveRT_ros.core.gpu.replay import captured, replay_times
 from driveRT_ros.core.kernel_args import struct_value
 from driveRT_ros.core.plan import default_plan
-from driveRT_ros.core.sparse_conv_mma import PARAMETERS, MmaTactic, pack_weight, round_tf32
+from driveRT_ros.core.sparse_conv_mma import (
+    PARAMETERS,
+    SHARES,
+    MmaTactic,
+    pack_weight,
+    round_tf32,
+)
 
 LAUNCHES, REPLAYS = 10, 20
 TOLERANCE = {"F16": 1e-3, "TF32": 2e-5, "F16X3": 1e-6, "F64": 3e-7}
@@ -200,12 +206,7 @@ class Run:
         capacity = domain.shape.row_capacity
         self.x, self.residual = layer.x.to(kind), layer.residual.to(kind)
         self.packed, scale = pack_weight(layer.weight, tactic.precision)
-        self.out = torch.empty(
-            capacity, layer.c_out, device="cuda", dtype=torch.float32 if self.partial else kind
-        )
-        self.part = torch.empty(
-            tactic.groups * capacity if self.partial else 1, layer.c_out, device="cuda"
-        )
+        self.out = torch.empty(capacity, layer.c_out, device="cuda", dtype=kind)
         self.tickets = torch.zeros(LAUNCHES, dtype=torch.int32, device="cuda")
         kernel = Kernel(
             tactic.kernel, tactic.kernel,
@@ -214,8 +215,16 @@ class Run:
         )  # fmt: skip
         self.keep = tables
         tiles = int(tables.n_tiles[0])
-        share = tactic.warps_m if tactic.flow == "resident" else 1
-        grid = max(1, min(-(-tiles // share), maps.multiprocessors * tactic.min_blocks))
+        shared = tactic.shared_sums(layer.c_out)
+        if shared:
+            tiles *= layer.taps
+        most = maps.multiprocessors * tactic.min_blocks
+        grid = max(1, min(-(-tiles // tactic.tiles_per_block), most))
+        sums = tactic.groups * capacity * layer.c_out if self.partial else grid * shared // 4
+        self.part = torch.empty(sums, device="cuda")
+        self.arrived = torch.zeros(grid, dtype=torch.int32, device="cuda")
+        shares = {"part": self.part, "arrived": self.arrived, "count": grid}
+        more = [struct_value(*SHARES, shares)] if shared else []
         fields: dict[str, Any] = {
             "x": self.x, "weight": self.packed, "bias": None if self.partial else layer.bias,
             "residual": None if self.partial else self.residual,
@@ -229,6 +238,8 @@ class Run:
                 grid,
                 tactic.threads(layer.c_out),
                 struct_value(*PARAMETERS, {**fields, "ticket": t}),
+                *more,
+                dependent=True,
             )
             for t in self.tickets.split(1)
         ]
@@ -238,12 +249,14 @@ class Run:
         layer, shape = self.layer, domain.shape
         fields = {
             "part": self.part, "mask": domain.mask, "bias": layer.bias,
-            "residual": layer.residual, "out": self.out, "group_taps": shape.group_taps, "relu": 1,
+            "residual": self.residual, "out": self.out, "group_taps": shape.group_taps, "relu": 1,
         }  # fmt: skip
         value = struct_value("epilogue.cu", "Finish", fields)
-        defines = {"GROUPS": self.tactic.groups, "COUT": layer.c_out, "HALF": 0}
+        defines = {"GROUPS": self.tactic.groups, "COUT": layer.c_out}
+        defines["HALF"] = int(self.out.dtype == torch.float16)
         kernel = Kernel("epilogue", "finish_groups", defines)
-        return kernel.bind(maps.multiprocessors * 8, 256, maps.level_values[shape.out_level], value)
+        level = maps.level_values[shape.out_level]
+        return kernel.bind(maps.multiprocessors * 8, 256, level, value, dependent=True)
 
     def __call__(self, *, finish: bool = True) -> None:
         """Launch it as often as a graph holds it."""
@@ -279,13 +292,10 @@ def runs_of(layer: Layer, maps: Maps, precision: str) -> Iterator[tuple[Tables, 
     for tactic in variants(layer.c_in, layer.c_out, layer.taps, precision):
         if tactic.supports(layer.c_in, layer.c_out, layer.taps, capability):
             continue
-        if tactic.groups > 1:
-            made = maps.get(tactic.groups if layer.taps == 27 else 3, tactic.tile_rows)
-            orders = [sorted_tables(made.domains[layer.name])]
-        else:
-            made = maps.get(3, 64)
-            windows = (1, 512, 1 << 20) if tactic.flow != "staged" else (1 << 20,)
-            orders = [spatial_tables(layer.sources, tactic.tile_rows, w) for w in windows]
+        made = maps.get(tactic.groups, tactic.tile_rows)
+        orders = [sorted_tables(made.domains[layer.name])]
+        if not tactic.stages_rows:
+            orders += [spatial_tables(layer.sources, tactic.tile_rows, w) for w in (1, 512)]
         for tables in orders:
             yield tables, tactic, Run(layer, tactic, tables, made)
 

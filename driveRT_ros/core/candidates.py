@@ -39,7 +39,8 @@ STAGED: dict[int, list[Shape]] = {
     64: [(64, 4, 2, 2, 3, 4), (128, 4, 4, 2, 3, 2), (64, 4, 2, 1, 3, 4)],
     128: [
         (64, 4, 2, 2, 3, 3), (64, 2, 2, 2, 4, 3), (64, 2, 2, 2, 4, 4),
-        (128, 4, 4, 2, 3, 1), (64, 2, 1, 2, 4, 3), (32, 4, 1, 4, 3, 3),
+        (128, 4, 4, 2, 3, 1), (128, 2, 4, 2, 4, 2), (128, 2, 2, 2, 4, 2), (64, 2, 1, 2, 4, 3),
+        (32, 4, 1, 4, 3, 3),
     ],
 }  # fmt: skip
 # The same of F64, whose sums take twice the registers; slabs in 8 floats.
@@ -67,6 +68,21 @@ SHARED_F64: dict[int, list[tuple[int, Shape]]] = {
     128: [
         (2, (64, 2, 2, 2, 4, 4)), (2, (64, 4, 2, 2, 3, 3)), (2, (64, 8, 2, 2, 2, 3)),
         (2, (32, 4, 1, 2, 3, 6)), (4, (64, 4, 4, 1, 3, 4)),
+    ],
+}  # fmt: skip
+# Even shares of all taps. Tiles of 128 rows halve the weights that are read from L2; blocks of a
+# multiprocessor divide what is left, so fewer of them leave fewer sums to each other.
+EVEN: dict[int, list[Shape]] = {
+    16: [(128, 1, 4, 1, 4, 6), (64, 1, 2, 1, 4, 8), (128, 1, 4, 1, 6, 4)],
+    32: [(128, 2, 4, 1, 4, 4), (64, 2, 2, 1, 4, 6), (128, 2, 4, 1, 6, 3)],
+    64: [
+        (128, 4, 4, 1, 3, 3), (128, 4, 4, 2, 3, 2), (64, 4, 2, 2, 3, 4), (128, 2, 4, 1, 4, 3),
+        (64, 4, 2, 1, 3, 4), (64, 4, 2, 2, 4, 2),
+    ],
+    128: [
+        (128, 4, 4, 2, 3, 2), (128, 2, 4, 2, 4, 2), (128, 2, 2, 2, 4, 2), (128, 4, 4, 2, 6, 1),
+        (64, 4, 2, 2, 3, 3), (64, 2, 2, 2, 4, 3), (64, 4, 2, 2, 4, 2), (64, 4, 2, 2, 6, 1),
+        (32, 4, 1, 4, 4, 2),
     ],
 }  # fmt: skip
 DIRECT: dict[int, list[Shape]] = {
@@ -152,6 +168,8 @@ def tensor_core_variants(c_in: int, c_out: int, taps: int, arithmetic: str) -> I
     if taps == 27:
         for shape in STAGED[width]:
             yield made(shape, 1, "staged")
+    for shape in EVEN[width]:
+        yield made(shape, 1, "even")
     for shape in DIRECT.get(width, []):
         yield made(shape, 1, "direct")
     for shape in RESIDENT.get((c_in, c_out), []):
