@@ -11,7 +11,7 @@ import math
 from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 
@@ -23,6 +23,28 @@ from driveRT_ros.nodes.transforms import TransformIntake
 
 PARKED_LIMIT = 200
 """Clouds parked at most in live mode; more would be a memory leak with a sensor's rate."""
+
+
+class Gate(Protocol):
+    """What pairs data with poses before they go to the worker."""
+
+    def __len__(self) -> int:
+        """Frames that wait for something."""
+
+    def transforms(self, msg: Any, now_s: float, *, static: bool) -> None:
+        """Take a TFMessage."""
+
+    def clock_jumped(self, from_ns: int, to_ns: int) -> None:
+        """Take a step back of the simulated clock."""
+
+    def tick(self, now_s: float) -> None:
+        """Drop what has waited too long; called regularly."""
+
+    def flush(self) -> None:
+        """Give up waiting: no more data will come."""
+
+    def reconfigure(self, config: Any) -> None:
+        """Take over a configuration changed at run time."""
 
 
 @dataclass(frozen=True)

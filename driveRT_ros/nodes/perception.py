@@ -191,9 +191,9 @@ class PerceptionNode(ManagedNode):
     def _publish_diagnostics(self) -> None:
         if self._session is not None:
             self._session.check_input()
-        msg = DiagnosticArray()
-        msg.header.stamp = self.get_clock().now().to_msg()
-        msg.status = self.make_statuses(time.monotonic())
-        self._diagnostics.publish(msg)
+        if self._diagnostics.get_subscription_count() > 0:
+            msg = DiagnosticArray(status=self.make_statuses(time.monotonic()))
+            msg.header.stamp = self.get_clock().now().to_msg()
+            self._diagnostics.publish(msg)
         if self._guard.ending:
             self.fail(self._guard.ending)

@@ -14,6 +14,7 @@ from driveRT_ros.core.errors import ConfigError
 from driveRT_ros.core.fingerprint import CLOUD_MSG, DETECTIONS_MSG
 from driveRT_ros.io.cdr import cloud_crc32
 from driveRT_ros.io.fingerprint import encode_fingerprint
+from driveRT_ros.nodes import qos
 from driveRT_ros.nodes.base import ManagedNode
 from driveRT_ros.nodes.health import Health
 from driveRT_ros.nodes.raw import message_class
@@ -56,7 +57,9 @@ class Outputs:
             self._dropped: Header,
         }
         self._debug = {
-            name: node.create_publisher(kind, f"~/debug/{name}", profile)
+            name: node.create_publisher(
+                kind, f"~/debug/{name}", profile, event_callbacks=qos.NO_EVENTS
+            )
             for name, kind in kinds.items()
         }
         self._last_s: float | None = None

@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 try:
-    from rclpy.event_handler import SubscriptionEventCallbacks
+    from rclpy.event_handler import PublisherEventCallbacks, SubscriptionEventCallbacks
 except ImportError:  # ROS 2 Humble has it under the older name
-    from rclpy.qos_event import SubscriptionEventCallbacks
+    from rclpy.qos_event import PublisherEventCallbacks, SubscriptionEventCallbacks
 from rclpy.qos import DurabilityPolicy, HistoryPolicy, QoSProfile, ReliabilityPolicy
 
 __all__ = [
     "DIAGNOSTICS",
     "LATCHED",
     "MATCH_S",
+    "NO_EVENTS",
     "OUTPUT",
     "RECORDED",
     "TF",
@@ -54,6 +55,13 @@ RECORDED = _profile(ReliabilityPolicy.RELIABLE, DurabilityPolicy.TRANSIENT_LOCAL
 
 DIAGNOSTICS = _profile(ReliabilityPolicy.RELIABLE, DurabilityPolicy.VOLATILE, 10)
 """``/diagnostics``, as diagnostic_updater publishes it."""
+
+NO_EVENTS = PublisherEventCallbacks(use_default_callbacks=False)
+"""For the many publishers of debug values.
+
+By default each brings two event handlers, and rclpy goes through all of them at every wake-up: time
+that a frame in work waits for the interpreter. A subscription that does not match says so itself.
+"""
 
 TF = _profile(ReliabilityPolicy.RELIABLE, DurabilityPolicy.VOLATILE, 100)
 """``/tf``, as tf2_ros subscribes to it."""

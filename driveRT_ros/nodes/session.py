@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from typing import Any, Protocol
+from typing import Any
 
 from rclpy.clock import JumpThreshold
 from rclpy.duration import Duration
@@ -21,28 +21,6 @@ from driveRT_ros.nodes.timejump import Jump
 from driveRT_ros.nodes.worker import Handler, Worker
 
 PARKED_CHECK_S = 0.02
-
-
-class Gate(Protocol):
-    """What pairs data with poses before they go to the worker; see gate.py."""
-
-    def __len__(self) -> int:
-        """Frames that wait for something."""
-
-    def transforms(self, msg: Any, now_s: float, *, static: bool) -> None:
-        """Take a TFMessage."""
-
-    def clock_jumped(self, from_ns: int, to_ns: int) -> None:
-        """Take a step back of the simulated clock."""
-
-    def tick(self, now_s: float) -> None:
-        """Drop what has waited too long; called regularly."""
-
-    def flush(self) -> None:
-        """Give up waiting: no more data will come."""
-
-    def reconfigure(self, config: Any) -> None:
-        """Take over a configuration changed at run time."""
 
 
 class Session:
@@ -94,7 +72,7 @@ class Session:
         )
 
     def make_gate(self, config: Any) -> Any:
-        """Return the :class:`Gate` of this kind of data."""
+        """Return the :class:`~driveRT_ros.nodes.gate.Gate` of this kind of data."""
         raise NotImplementedError
 
     def listen(self, kind: Any, topic: str, callback: Any, noun: str) -> str:
@@ -107,6 +85,7 @@ class Session:
         def heard(msg: Any) -> None:
             watch.heard(time.monotonic())
             callback(msg)
+            self._watch_parked()
 
         self._watches.append(watch)
         self._subscriptions.append(
@@ -148,6 +127,7 @@ class Session:
 
     def check_input(self) -> None:
         """Say what to do where a publisher exists, nothing is heard, and nothing is in work."""
+        self._watch_parked()  # an offline source hands frames over beside the topics
         at_work = len(self._gate) > 0 or not self.wait_idle(0.0)
         for watch in self._watches:
             watch.check(time.monotonic(), self._config.diagnostics.no_data_hint_s, at_work)
@@ -196,5 +176,15 @@ class Session:
         delta = jump["delta"] if isinstance(jump, dict) else jump.delta.nanoseconds
         self._gate.clock_jumped(now_ns - int(delta), now_ns)
 
+    def _watch_parked(self) -> None:
+        if len(self._gate) and self._timer.is_canceled():
+            self._timer.reset()
+
     def _check_parked(self) -> None:
+        """Let the gate look at what waits; where nothing does, sleep until something will.
+
+        Every wake-up of rclpy holds the interpreter for a while, at the cost of a frame in work.
+        """
         self._gate.tick(time.monotonic())
+        if not len(self._gate):
+            self._timer.cancel()

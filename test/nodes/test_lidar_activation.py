@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from typing import Any
 
 import pytest
+from rclpy.executors import SingleThreadedExecutor
 from rclpy.parameter import Parameter
 
 from driveRT_ros.nodes import perception
@@ -77,3 +78,23 @@ def test_no_second_worker_starts_while_one_is_still_at_its_frame(
     active.handle_cloud(make_cloud(2 * S))
     assert active.wait_idle(20.0)
     assert active.health.state.processed == 2
+
+
+def test_a_node_that_has_nothing_to_do_sleeps_between_two_looks_at_its_health(
+    active: LidarNode,
+) -> None:
+    """Every wake-up of rclpy holds the interpreter, which a frame in work then has to wait for."""
+    executor = SingleThreadedExecutor(context=active.context)
+    executor.add_node(active)
+    try:
+        deadline_s = time.monotonic() + 2.0
+        while time.monotonic() < deadline_s:  # discovery, and the last look at what is parked
+            executor.spin_once(timeout_sec=0.1)
+        wakes, begin_s = 0, time.monotonic()
+        while time.monotonic() < begin_s + 1.0:
+            executor.spin_once(timeout_sec=1.0)
+            wakes += 1
+    finally:
+        executor.shutdown(timeout_sec=0.0)
+    looks = 1e3 / active.config.diagnostics.validation_callback_interval_ms
+    assert wakes <= 2 * looks
