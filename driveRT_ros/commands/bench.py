@@ -3,9 +3,9 @@
 Every candidate is compared with a float64 run of the same network on the same frame first; one
 that fails has no time. On a GPU the sparse engine runs as one CUDA graph, from raw points to the
 rows that the heads share; its stages are graphs of their own. Wall times include the launches.
-The suite ``frame`` has the whole detector, ``soak`` its memory over thousands of frames, ``grid``
-the operators on NanoVDB grids, and ``ros`` the node, from the publishing of a cloud to its
-detections in another process.
+The suite ``frame`` has the whole detector, ``soak`` its memory over thousands of frames,
+``camera`` the camera model, ``grid`` the operators on NanoVDB grids, and ``ros`` the node, from the
+publishing of a cloud to its detections in another process.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 from rich.table import Table
 
-from driveRT_ros.commands import bench_frame, bench_grid, bench_ros, bench_soak
+from driveRT_ros.commands import bench_camera, bench_frame, bench_grid, bench_ros, bench_soak
 from driveRT_ros.commands.bench_options import (
     ALL_FRAMES,
     DEFAULT_ROUNDS,
@@ -43,6 +43,7 @@ examples:
   drivert bench frame --peers spconv --data DIR        points to boxes, beside the same from spconv
   drivert bench frame --device cpu                     what a machine without a GPU takes for it
   drivert bench soak --precision fp16                  memory over 2000 clouds of all sizes
+  drivert bench camera                                 six images to layers, with and without graphs
   drivert bench grid --sizes 7,500                     NanoVDB grids of 7 and 500 MB, on the GPU
   drivert bench ros --precision fp16 --duration 60     clouds of 0.694 and 6 MB at 10 and 20 Hz
   drivert bench ros --device cpu --sizes 0.1 --rates 1 a small sensor for a slow machine
@@ -160,6 +161,7 @@ SUITES = {
     "sparse": (_measure, _show),
     "frame": (bench_frame.measure, bench_frame.show),
     "soak": (bench_soak.measure, bench_soak.show),
+    "camera": (bench_camera.measure, bench_camera.show),
     "grid": (bench_grid.measure, bench_grid.show),
     "ros": (bench_ros.measure, bench_ros.show),
 }

@@ -9,13 +9,13 @@ from driveRT_ros.core.errors import ConfigError
 
 ALL_FRAMES = ("S1", "S5", "S10", "S15")
 BELONGS = {
-    "precision": ("sparse", "frame", "soak", "ros"),
-    "plan": ("sparse", "frame", "soak", "ros"),
+    "precision": ("sparse", "frame", "soak", "camera", "ros"),
+    "plan": ("sparse", "frame", "soak", "camera", "ros"),
     "frames": ("sparse", "frame"),
     "data": ("sparse", "frame"),
     "peers": ("sparse", "frame"),
-    "config": ("sparse", "frame", "soak", "ros"),
-    "rounds": ("sparse", "grid", "frame"),
+    "config": ("sparse", "frame", "soak", "camera", "ros"),
+    "rounds": ("sparse", "grid", "frame", "camera"),
     "sizes": ("grid", "ros"),
     "rates": ("ros",),
     "duration": ("ros",),
