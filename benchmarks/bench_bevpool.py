@@ -42,9 +42,10 @@ def main() -> None:
     if unknown:
         parser.error(f"no case {sorted(unknown)}; there are {[case.name for case in CASES]}")
     formats = args.formats.split(",")
+    contenders = scan_contenders if args.scan else default_contenders
     report = measure(
         [case for case in CASES if case.name in names],
-        scan_contenders if args.scan else lambda channels: default_contenders(channels, formats),
+        lambda channels: contenders(channels, formats),
         samples=args.samples,
         cold=not args.scan,
         copy_tb_per_s=ceilings()["copy_tb_per_s"],

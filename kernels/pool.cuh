@@ -15,18 +15,22 @@ enum { FLOAT, HALF, E4M3 };
 
 // ---- raw instructions -----------------------------------------------------------------------------
 
-// Two e4m3 to two halves: exact, NaN stays NaN.
-__device__ __forceinline__ u32 halves_from_e4m3(u32 pair) {
+// Two e4m3, the lower or the UPPER two of a word, to two halves: exact, NaN stays NaN.
+template <bool UPPER>
+__device__ __forceinline__ u32 halves_from_e4m3(u32 word) {
 #if __CUDA_ARCH__ >= 890 && !defined(DRIVERT_CPU_SHIM)
     u32 r;
-    asm("{\n.reg .b16 p;\ncvt.u16.u32 p, %1;\ncvt.rn.f16x2.e4m3x2 %0, p;\n}\n" : "=r"(r) : "r"(pair));
+    if constexpr (UPPER)
+        asm("{\n.reg .b16 l, h;\nmov.b32 {l, h}, %1;\ncvt.rn.f16x2.e4m3x2 %0, h;\n}\n" : "=r"(r) : "r"(word));
+    else
+        asm("{\n.reg .b16 l, h;\nmov.b32 {l, h}, %1;\ncvt.rn.f16x2.e4m3x2 %0, l;\n}\n" : "=r"(r) : "r"(word));
     return r;
 #else
     // Shifted to the exponent of a half the value is 2^8 too small; 0x7f becomes the NaN of halves.
     float v[2];
 #pragma unroll
     for (int i = 0; i < 2; ++i) {
-        const u32 x = pair >> (8 * i) & 0xffu, magnitude = x & 0x7fu;
+        const u32 x = word >> (8 * i + 16 * UPPER) & 0xffu, magnitude = x & 0x7fu;
         const float exact = __uint_as_float(magnitude << 20) * 0x1p120f;
         v[i] = magnitude == 0x7fu ? __uint_as_float(0x7fc00000u) : x & 0x80u ? -exact : exact;
     }
@@ -100,7 +104,9 @@ struct Features {
             if constexpr (KIND == FLOAT) {
                 v[i] = __uint_as_float(w[at]);
             } else {
-                const u32 pair = KIND == HALF ? w[at / 2] : halves_from_e4m3(w[at / 4] >> (at % 4 / 2 * 16) & 0xffffu);
+                const u32 pair = KIND == HALF      ? w[at / 2]
+                                 : at % 4 < 2      ? halves_from_e4m3<false>(w[at / 4])
+                                                   : halves_from_e4m3<true>(w[at / 4]);
                 const float2 two = unpack_half2(pair);
                 v[i] = at % 2 ? two.y : two.x;
             }

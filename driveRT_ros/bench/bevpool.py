@@ -25,11 +25,11 @@ from driveRT_ros.core.errors import ConfigError
 from driveRT_ros.core.gpu.bev_pool import bind
 from driveRT_ros.core.gpu.replay import captured, replay_times
 from driveRT_ros.core.nvrtc import compile_cubin
+from driveRT_ros.core.pool_candidates import candidates
 from driveRT_ros.core.pool_tactics import (
     PoolShape,
     PoolTactic,
     Work,
-    candidates,
     default_tactic,
     tensors_of,
 )
@@ -77,15 +77,16 @@ def default_contenders(channels: int, formats: Sequence[str] = ("fp16", "fp8")) 
     return found
 
 
-def scan_contenders(channels: int) -> list[Contender]:
+def scan_contenders(channels: int, formats: Sequence[str] = ("fp16", "fp8")) -> list[Contender]:
     """Return every variant worth timing."""
-    found = default_contenders(channels)
-    for features in ("fp16", "fp8"):
+    found = default_contenders(channels, formats)
+    for features in formats:
         shape = _shape(channels, features)
         for t in candidates(shape, _FRUSTUM):
             name = f"{t.kind} {features} "
             if t.kind == "tiles":
-                name += f"w{t.warps} s{t.steps} g{t.groups} b{t.min_blocks}"
+                name += f"w{t.warps} s{t.steps} g{t.groups} b{t.min_blocks} p{t.passes}"
+                name += f" v{t.vector}" + " sectors" * t.whole_sectors
             else:
                 name += f"s{t.block_slots} n{t.chunk} f{t.in_flight}"
             found.append(Contender(name, features, t))

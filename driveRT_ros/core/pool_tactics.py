@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import itertools
 import json
 import math
 from collections.abc import Mapping, Sequence
@@ -28,7 +27,10 @@ FORMATS = {torch.float32: 0, torch.float16: 1, torch.float8_e4m3fn: 2}
 """How the kernels name the types of features; depths and results are one of the first two."""
 BASELINES = ("v2", "v2_depth", "v3")
 KINDS = (*BASELINES, "balanced", "tiles")
-_MOST_CHANNELS = 128  # of a warp: sums are kept in registers
+MOST_CHANNELS = 256
+"""Of a warp: sums are kept in registers, one for two channels."""
+USUAL_CHANNELS = 128
+"""Of a warp where nothing was measured."""
 _MOST_SHARED = 48 * 1024
 
 Work = Slots | Tiles | None
@@ -112,6 +114,9 @@ class PoolTactic:
         steps: Steps of a tile after which another warp takes part (``tiles``).
         groups: Groups of channels, each with blocks of its own (``tiles``).
         min_blocks: Blocks that must fit a multiprocessor (``tiles``): the register limit.
+        passes: Parts in which a warp loads the channels of its rows (``tiles``): more parts need
+            fewer registers and wait more often.
+        whole_sectors: Swap results between lanes so that 32 bytes are written at once (``tiles``).
     """
 
     kind: str
@@ -124,6 +129,8 @@ class PoolTactic:
     steps: int = 2
     groups: int = 1
     min_blocks: int = 1
+    passes: int = 1
+    whole_sectors: bool = False
 
     def supports(
         self, shape: PoolShape, frustum_shape: tuple[int, int, int, int] = (1, 1, 1, 1)
@@ -144,8 +151,11 @@ class PoolTactic:
             "half_sum with features other than float32": halves or not self.half_sum,
             "features that are not float32": halves or not tiled,
             "channels that divide into groups": not tiled or shape.channels % self.groups == 0,
-            f"at most {_MOST_CHANNELS} channels a group": not tiled
-            or shape.channels <= _MOST_CHANNELS * self.groups,
+            f"at most {MOST_CHANNELS} channels a group": not tiled
+            or shape.channels <= MOST_CHANNELS * self.groups,
+            "passes of a multiple of 8 channels": self.passes == 1
+            or self.passes > 1
+            and shape.channels % (8 * self.groups * self.passes) == 0,
             "a power of two up to 16 as warps": self.warps in (1, 2, 4, 8, 16),
             "steps of at least 1": self.steps >= 1,
         }
@@ -205,9 +215,11 @@ class PoolTactic:
         size = shape.features.itemsize
         if self.kind == "tiles":
             align = min(shape.align, max(self.vector // size, 1))
-            if self.groups > 1:  # every group starts at a multiple of its channels
-                align = math.gcd(align, shape.channels // self.groups)
+            parts = self.groups * self.passes
+            if parts > 1:  # every part starts at a multiple of its channels
+                align = math.gcd(align, shape.channels // parts)
             values |= {"ALIGN": align, "WARPS": self.warps, "GROUPS": self.groups}
+            values |= {"PASSES": self.passes, "WHOLE_SECTORS": int(self.whole_sectors)}
             return {**values, "MIN_BLOCKS": self.min_blocks}
         # Eight channels are enough for a lane: more would leave lanes without work.
         vector = math.gcd(shape.align, shape.channels, min(max(self.vector // size, 1), 8))
@@ -357,28 +369,14 @@ def tensors_of(work: Work) -> list[torch.Tensor]:
 
 def default_tactic(shape: PoolShape, frustum_shape: tuple[int, int, int, int]) -> PoolTactic:
     """Return the tactic for tensors that nothing was measured for."""
-    groups = -(-shape.channels // _MOST_CHANNELS)
+    groups = -(-shape.channels // USUAL_CHANNELS)
     while groups < shape.channels and shape.channels % groups:
         groups += 1
-    warps = 8 if shape.channels // groups <= 96 else 4
-    tiles = PoolTactic("tiles", warps=warps, groups=groups)
-    wide_enough = groups == 1 or shape.channels // groups >= 32
+    each = shape.channels // groups
+    warps = 8 if each <= 96 else 4
+    # Rows of eight bits leave room for 16 warps of 128 registers where halves need 160.
+    min_blocks = 4 if each > 96 and shape.features.itemsize == 1 else 1
+    tiles = PoolTactic("tiles", warps=warps, groups=groups, min_blocks=min_blocks)
+    wide_enough = groups == 1 or each >= 32
     fits = wide_enough and not tiles.supports(shape, frustum_shape)
     return tiles if fits else PoolTactic("balanced")
-
-
-def candidates(shape: PoolShape, frustum_shape: tuple[int, int, int, int]) -> list[PoolTactic]:
-    """Return the tactics that may be fastest, the default first."""
-    default = default_tactic(shape, frustum_shape)
-    least = -(-shape.channels // _MOST_CHANNELS)
-    found = [default]
-    for warps, steps, groups in itertools.product((4, 8, 16), (1, 2, 3, 4), (least, 2 * least)):
-        tiles = PoolTactic("tiles", warps=warps, steps=steps, groups=groups)
-        # Twenty warps of a multiprocessor have 102 registers each.
-        found += [tiles, dataclasses.replace(tiles, min_blocks=max(1, 20 // warps))]
-    for slots, chunk, in_flight in (
-        *((16, 32, 4), (16, 32, 8), (16, 16, 4), (8, 32, 4)),
-        *((32, 16, 4), (16, 64, 4), (16, 16, 8)),
-    ):
-        found.append(PoolTactic("balanced", block_slots=slots, chunk=chunk, in_flight=in_flight))
-    return [t for t in dict.fromkeys(found) if not t.supports(shape, frustum_shape)]

@@ -11,7 +11,9 @@ from typing import Any
 import torch
 
 from driveRT_ros.core.errors import ConfigError, DriveRTError
-from driveRT_ros.core.pool_tactics import PoolLaunch, PoolShape, PoolTactic, Work, candidates
+from driveRT_ros.core.pool_candidates import candidates
+from driveRT_ros.core.pool_softmax import new_norms, norms_launch
+from driveRT_ros.core.pool_tactics import PoolLaunch, PoolShape, PoolTactic, Work
 from driveRT_ros.core.pool_types import ScatterMap
 from driveRT_ros.core.reference import bev_pool as reference
 
@@ -44,6 +46,7 @@ def tune_pool(
     *,
     scale: float = 1.0,
     out_dtype: torch.dtype = torch.float16,
+    logits: bool = False,
     among: Sequence[PoolTactic] | None = None,
     timer: Timer | None = None,
 ) -> Tuned:
@@ -51,10 +54,12 @@ def tune_pool(
 
     Args:
         scatter_map: The map.
-        depth: (B, N, D, H, W), not all zero.
+        depth: (B, N, D, H, W), not all zero; logits where ``logits`` is true.
         context: (B, N, H, W, C), not all zero.
         scale: Multiplies the result.
         out_dtype: Type of the result.
+        logits: Whether the softmax over D is part of pooling; the pass ahead of it, which is the
+            same for all tactics, is not timed.
         among: Candidates; by default all that may be fastest.
         timer: How to run and time; by default a CUDA graph on the GPU of the tensors.
 
@@ -62,10 +67,14 @@ def tune_pool(
         ConfigError: If no candidate gives the right result.
     """
     made = scatter_map.trimmed()
-    shape = PoolShape.of(depth, context, out_dtype)
+    shape = PoolShape.of(depth, context, out_dtype, logits=logits)
     among = candidates(shape, made.frustum_shape) if among is None else among
-    inputs = depth.double(), context.float().double()
-    exact = reference.bev_pool(*inputs, made, scale=scale)
+    weights = reference.softmax_depths(depth.double()) if logits else depth.double()
+    exact = reference.bev_pool(weights, context.float().double(), made, scale=scale)
+    timer = timer or _graph_timer
+    norms = new_norms(depth) if logits else None
+    if norms is not None:
+        timer(norms_launch(depth, norms))[0]()
     works: dict[str, Work] = {}
     record: list[dict[str, Any]] = []
     for tactic in among:
@@ -76,8 +85,8 @@ def tune_pool(
                 works[tactic.work_key] = tactic.work(made)
             out = torch.zeros(exact.shape, dtype=out_dtype, device=exact.device)
             work = works[tactic.work_key]
-            launch = tactic.launch(depth, context, out, made, work, scale)
-            run, microseconds = (timer or _graph_timer)(launch)
+            launch = tactic.launch(depth, context, out, made, work, scale, norms)
+            run, microseconds = timer(launch)
             run()
         except DriveRTError as reason:  # one that does not compile, too
             entry["refused"] = str(reason)

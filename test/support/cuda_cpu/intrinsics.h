@@ -217,6 +217,12 @@ inline unsigned __brev(unsigned v) {
     for (int i = 0; i < 32; ++i) r |= (v >> i & 1u) << (31 - i);
     return r;
 }
+inline unsigned __byte_perm(unsigned a, unsigned b, unsigned selector) {
+    const unsigned long long both = static_cast<unsigned long long>(b) << 32 | a;
+    unsigned r = 0;
+    for (int i = 0; i < 4; ++i) r |= static_cast<unsigned>(both >> (8 * (selector >> (4 * i) & 7)) & 0xff) << (8 * i);
+    return r;
+}
 inline unsigned __float_as_uint(float v) { unsigned r; memcpy(&r, &v, 4); return r; }
 inline int __float_as_int(float v) { int r; memcpy(&r, &v, 4); return r; }
 inline float __uint_as_float(unsigned v) { float r; memcpy(&r, &v, 4); return r; }
