@@ -76,10 +76,11 @@ def search(
     plain, dtype = dataclasses.replace(config, plan_path=""), DTYPES[config.precision]
     pool = CameraPool(plain, gpu.device, dtype)
     random = torch.Generator().manual_seed(config.seed)
-    pool.depth.copy_(torch.randn(pool.depth.shape, generator=random).mul_(2).softmax(dim=2))
+    pool.logits.copy_(torch.randn(pool.logits.shape, generator=random).mul_(2))
     pool.context.copy_(torch.randn(pool.context.shape, generator=random))
     rig = Rig.build(calibrations(config), config.model, gpu.device)
-    tuned = pool_tuning.tune_pool(rig.scatter_map, pool.depth, pool.context, out_dtype=dtype)
+    how = {"out_dtype": dtype, "logits": True}
+    tuned = pool_tuning.tune_pool(rig.scatter_map, pool.logits, pool.context, **how)
 
     default, best = pool.sizes.default(), tuned.tactic
     times = {PoolTactic(**e["tactic"]): e["us"] for e in tuned.record if "us" in e}

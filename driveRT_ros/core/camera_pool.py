@@ -1,4 +1,4 @@
-"""Depths and features of one rig, and their sums, in memory that stays from frame to frame."""
+"""Depth logits and features of one rig, and their sums, in memory that stays between frames."""
 
 from __future__ import annotations
 
@@ -16,16 +16,17 @@ from driveRT_ros.core.pool_types import ScatterMap
 class CameraPool:
     """Pools with the tactic of the Plan; what depends on the calibration is made once for each.
 
+    The softmax over depths is part of pooling: on CUDA the weights of points are never written.
     Only :meth:`use` with another map waits for the device. What :meth:`load` and a call enqueue
     may be captured: the former as long as this lives, the latter until another map is used.
 
     Args:
         config: Cameras, model and Plan.
         device: Of the network.
-        dtype: Of depths, features and results.
+        dtype: Of logits, features and results.
 
     Attributes:
-        depth: (1, N, D, H, W) of the last frame.
+        logits: (1, N, D, H, W) of the last frame.
         context: (1, N, H, W, C) of the last frame.
         present: (N,) float32, 1 where a camera is there; the others weigh nothing.
         out: (1, Z, Y, X, C) sums of the last frame.
@@ -39,10 +40,10 @@ class CameraPool:
         rows, cols = model.image.feature_size_hw
         new = {"dtype": dtype, "device": device}
         channels = model.network.context_channels
-        self.depth = torch.zeros((1, cameras, model.depth.bins, rows, cols), **new)
+        self.logits = torch.zeros((1, cameras, model.depth.bins, rows, cols), **new)
         self.context = torch.zeros((1, cameras, rows, cols, channels), **new)
         self.sizes = PoolSizes(
-            PoolShape.of(self.depth, self.context, dtype),
+            PoolShape.of(self.logits, self.context, dtype, logits=True),
             (cameras, model.depth.bins, rows, cols),
             int(np.prod(model.grid.shape_zyx)),
         )
@@ -57,6 +58,11 @@ class CameraPool:
                 "pooling, which needs none; leave 'plan_path' empty or set 'device' to a CUDA "
                 "device."
             )
+        if self.tactic.kind == "tiles":
+            # The bins of a pixel side by side, as networks on a GPU leave them: the cells of a tile
+            # mostly lie on one ray, so their logits share sectors.
+            by_pixel = torch.zeros((1, cameras, rows, cols, model.depth.bins), **new)
+            self.logits = by_pixel.movedim(-1, 2)
         self._has_image: npt.NDArray[np.bool_] = np.ones(cameras, np.bool_)
         self.present = torch.ones(cameras, device=device)
         self.out = torch.zeros((1, *model.grid.shape_zyx, channels), **new)
@@ -68,7 +74,13 @@ class CameraPool:
         if scatter_map is self._map:
             return False
         self._pool = StaticBevPool(
-            scatter_map, self.depth, self.context, out=self.out, tactic=self.tactic
+            scatter_map,
+            self.logits,
+            self.context,
+            logits=True,
+            present=self.present,
+            out=self.out,
+            tactic=self.tactic,
         )
         self._map = scatter_map
         return True
@@ -87,14 +99,14 @@ class CameraPool:
         self.present.copy_(present, non_blocking=True)
         self._has_image = has_image.copy()
 
-    def load(self, depth: torch.Tensor, context: torch.Tensor) -> None:
+    def load(self, logits: torch.Tensor, context: torch.Tensor) -> None:
         """Take what one frame was lifted to.
 
         Args:
-            depth: (1, N, D, H, W), finite.
+            logits: (1, N, D, H, W), finite.
             context: (1, N, H, W, C).
         """
-        torch.mul(depth, self.present.view(1, -1, 1, 1, 1), out=self.depth)
+        self.logits.copy_(logits)
         self.context.copy_(context)
 
     def __call__(self) -> torch.Tensor:

@@ -54,7 +54,7 @@ class CameraStages:
         graph: Replay CUDA graphs where that can be; False enqueues kernel by kernel.
 
     Attributes:
-        pool: Sums depths times features.
+        pool: Sums softmax(depth logits) times features.
         heads: Maps of every detection head by name, (1, channels, Y, X) float32 on the device, of
             the last :meth:`run`.
     """
@@ -163,7 +163,7 @@ class CameraStages:
 
     def _lift(self) -> None:
         with self._arithmetic():
-            self.pool.load(*self._network.lift(self._images))
+            self.pool.load(*self._network.lift_logits(self._images))
 
     def _sum(self) -> None:
         self.pool()

@@ -150,6 +150,21 @@ class Lss(nn.Module):
             classes = [len(names) for names in network.classes_per_head]
             self.detection = CenterHead(network.bev_out_channels, network.head_channels, classes)
 
+    def lift_logits(self, images: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        """Return what the depth network leaves of every pixel, without a copy.
+
+        Args:
+            images: (B, N, 3, H, W) normalised network inputs of N cameras.
+
+        Returns:
+            Depth logits (B, N, D, H/16, W/16) and context (B, N, H/16, W/16, C), of any strides.
+        """
+        batch, cameras = images.shape[:2]
+        features = self.depth_net(self.neck(*self.backbone(images.flatten(0, 1))))
+        features = features.unflatten(0, (batch, cameras))
+        bins = self.config.depth.bins
+        return features[:, :, :bins], features[:, :, bins:].movedim(2, -1)
+
     def lift(self, images: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         """Return where the features of every pixel may lie, and the features.
 
@@ -160,15 +175,8 @@ class Lss(nn.Module):
             Depth (B, N, D, H/16, W/16), positive with the sum 1 over D, and context
             (B, N, H/16, W/16, C).
         """
-        batch, cameras = images.shape[:2]
-        features = self.depth_net(self.neck(*self.backbone(images.flatten(0, 1))))
-        bins = self.config.depth.bins
-        depth = features[:, :bins].softmax(dim=1)
-        context = features[:, bins:].permute(0, 2, 3, 1)
-        return (
-            depth.reshape(batch, cameras, *depth.shape[1:]).contiguous(),
-            context.reshape(batch, cameras, *context.shape[1:]).contiguous(),
-        )
+        logits, context = self.lift_logits(images)
+        return logits.softmax(dim=2).contiguous(), context.contiguous()
 
     def read(self, pooled: torch.Tensor) -> BevMaps:
         """Return the maps of every output.

@@ -73,7 +73,7 @@ def test_kernels_and_reference_give_the_same_frames(images, plain, monkeypatch):
             np.testing.assert_allclose(got.bev.layers[name], layer, atol=1e-5, err_msg=name)
     # One map for the first calibration, one for the moved camera, one for the camera put back.
     assert pipeline.map_builds == len(shim.bound) == shim.launches["write_map"] == 3
-    assert shim.launches["pool_balanced"] == len(frames)
+    assert shim.launches["pool_balanced"] == shim.launches["softmax_norms"] == len(frames)
 
 
 def test_warming_up_compiles_the_kernel_that_frames_use(images, shim):
@@ -120,31 +120,38 @@ def test_halves_pool_on_tensor_cores_and_a_new_map_leaves_nothing_of_the_old(shi
     config = CameraConfig.from_dict(SMALL)
     pool = CameraPool(config, torch.device("cpu"), torch.float16)
     assert pool.tactic.kind == "tiles"
-    _, n, d, h, w = pool.depth.shape
+    _, n, d, h, w = pool.logits.shape
     generator = torch.Generator().manual_seed(3)
-    depth = torch.rand(1, n, d, h, w, generator=generator).half()
+    logits = torch.randn(1, n, d, h, w, generator=generator).mul_(3).half()
     context = torch.randn(1, n, h, w, 8, generator=generator).half()
     has_image = np.array([True, False, True])
     pool.mark(has_image)
-    pool.load(depth, context)
+    pool.load(logits, context)
+    depth = logits.double().softmax(dim=2)
     depth[:, 1] = 0
     for seed in (0, 1):
         made = random_map((n, d, h, w), (1, 40, 32), seed, share=0.1)
         pool.use(made)
-        want = bev_pool(depth.double(), context.double(), made)
+        want = bev_pool(depth, context.double(), made)
         assert (pool().double() - want).abs().max() <= 2e-3 * want.abs().max()
-    assert shim.launches["pool_tiles"] == 2
+    assert shim.launches == {"softmax_norms": 2, "pool_tiles": 2}
 
 
 def test_a_camera_that_comes_back_weighs_again(shim):
     pool = CameraPool(CONFIG, torch.device("cpu"), torch.float32)
-    depth, context = torch.ones_like(pool.depth), torch.ones_like(pool.context)
+    logits, context = torch.ones_like(pool.logits), torch.ones_like(pool.context)
+    pool.use(random_map(logits.shape[1:], (1, 40, 32), share=0.1))
     here = np.ones(3, bool)
     for weights in ([True, True, False], [False, True, True], [True] * 3):
         here[:] = weights  # the caller's own array, changed in place
         pool.mark(here)
-        pool.load(depth, context)
-        assert pool.depth[0, :, 0, 0, 0].tolist() == [float(w) for w in weights]
+        pool.load(logits, context)
+        # A pixel adds 1 / bins for each of its points in the grid.
+        made = pool._map.trimmed()
+        pixels = logits.shape[3] * logits.shape[4]
+        seen = torch.tensor(weights)[made.ranks_feat.long() // pixels]
+        want = float(seen.sum()) / logits.shape[2] * context.shape[-1]
+        assert float(pool().sum()) == pytest.approx(want, rel=1e-5)
 
 
 def test_on_the_cpu_the_reference_runs_and_says_that_it_needs_no_plan(images):
