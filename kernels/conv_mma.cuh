@@ -6,13 +6,17 @@
 // Specialised by CIN, COUT (16, 32, 64 or 128), TM, KC, WARPS_M, WARPS_N, STAGES, PRECISION, and
 // PARTIAL: 1 writes raw fp32 sums for epilogue.cu, 0 finishes the row. COLUMNS, where it is given, is
 // the number of output channels that a block makes of a tile; others make the rest. FLOAT_ROWS, where
-// it is 1, has F16 write rows of floats.
+// it is 1, has F16 write rows of floats; CACHED_ROWS has rows that are staged pass through the
+// first-level cache.
 #pragma once
 #ifndef COLUMNS
 #define COLUMNS COUT
 #endif
 #ifndef FLOAT_ROWS
 #define FLOAT_ROWS 0
+#endif
+#ifndef CACHED_ROWS
+#define CACHED_ROWS 0
 #endif
 #include "mma.cuh"
 
@@ -185,7 +189,7 @@ struct Ring {
         for (int i = 0; i < copies_a; ++i) {
             const bool present = source[i] >= 0;
             const long long from = static_cast<long long>(present ? source[i] : 0) * (CIN * kElement);
-            copy16_async(a + place(row + i * copied_rows, chunk), x + from, present);
+            copy16_async<CACHED_ROWS>(a + place(row + i * copied_rows, chunk), x + from, present);
         }
         const char* w = static_cast<const char*>(c.weight) + weight + slab * (kBlocks * kBlockWeights) + column;
 #pragma unroll

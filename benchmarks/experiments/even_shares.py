@@ -8,8 +8,10 @@ One layer with random operands, as a frame runs it: dependent launches, the sum 
 included. Each candidate is compared with float64 and run twice for equal bytes first, then all take
 turns: ten layers in one graph, median over the rounds. The best of the first frame are put into one
 Plan, and each frame is timed under it and under the default: maps of one group of taps take longer,
-which no layer shows. With ``--all`` every candidate of the tuner runs, not the even shares and the
-tiles of 128 rows alone. No layer begins once the seconds are over; it keeps its default.
+which no layer shows. Orders named ``window`` are not for Plans yet: rows sorted by taps inside
+spatial windows alone, whose tiles ask for fewer different rows. With ``--all`` every candidate of
+the tuner runs, not the even shares and the tiles of 128 rows alone. No layer begins once the
+seconds are over; it keeps its default.
 """
 
 from __future__ import annotations
@@ -21,6 +23,7 @@ import os
 import statistics
 import sys
 import time
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -28,7 +31,17 @@ REPO = Path(__file__).resolve().parents[2]
 sys.path[:0] = [str(REPO), str(REPO / "benchmarks")]
 
 import torch  # noqa: E402
-from bench_conv_mma import LAUNCHES, TOLERANCE, Layer, Maps, Run, sorted_tables, sources_of  # noqa: E402
+from bench_conv_mma import (  # noqa: E402
+    LAUNCHES,
+    TOLERANCE,
+    Layer,
+    Maps,
+    Run,
+    Tables,
+    sorted_tables,
+    sources_of,
+    spatial_tables,
+)
 from few_rows import compile_all  # noqa: E402
 
 from driveRT_ros.bench.frames import Frame, load_frames, network_tensors  # noqa: E402
@@ -37,6 +50,7 @@ from driveRT_ros.core.candidates import candidates  # noqa: E402
 from driveRT_ros.core.config import LidarConfig  # noqa: E402
 from driveRT_ros.core.errors import DriveRTError  # noqa: E402
 from driveRT_ros.core.gpu.backbone import SparseBackbone  # noqa: E402
+from driveRT_ros.core.gpu.frame_maps import FrameMaps  # noqa: E402
 from driveRT_ros.core.gpu.replay import captured, replay_times  # noqa: E402
 from driveRT_ros.core.plan import Plan, default_plan, domain_layers  # noqa: E402
 from driveRT_ros.core.tactics import ConvTactic  # noqa: E402
@@ -44,7 +58,8 @@ from driveRT_ros.core.tuner import describe  # noqa: E402
 from driveRT_ros.models.graph import build_graph  # noqa: E402
 
 ARITHMETIC = {"fp16": "F16", "tf32": "TF32"}
-ROUNDS, REPLAYS, SHOWN = 5, 10, 5
+ROUNDS, REPLAYS, SHOWN = 5, 10, 6
+WINDOWS = (1024, 512)
 Times = dict[str, dict[ConvTactic, float]]
 
 
@@ -85,16 +100,36 @@ def choices_of(
     return choices
 
 
+def orders_of(
+    layer: Layer, maps: Maps, tactics: tuple[ConvTactic, ...]
+) -> Iterator[tuple[ConvTactic, FrameMaps, Tables]]:
+    """Yield every tactic over the tables of the engine, then some over spatial windows."""
+    for tactic in tactics:
+        made = maps.get(tactic.groups, tactic.tile_rows)
+        yield tactic, made, sorted_tables(made.domains[layer.name])
+    windows: dict[tuple[int, int], Tables] = {}
+    for tactic in tactics:
+        if not getattr(tactic, "cached", False):
+            continue
+        for rows in WINDOWS:
+            key = (tactic.tile_rows, rows)
+            if key not in windows:
+                windows[key] = spatial_tables(layer.sources, *key)
+            made = maps.get(tactic.groups, tactic.tile_rows)
+            yield tactic, made, windows[key]
+            yield dataclasses.replace(tactic, cached=False), made, windows[key]
+
+
 def bench_layer(
     layer: Layer, maps: Maps, tactics: tuple[ConvTactic, ...], arithmetic: str
 ) -> tuple[dict[ConvTactic, float], list[dict[str, Any]]]:
     """Check and time the candidates of one layer; return microseconds of those that are right."""
     expected = layer.expected(arithmetic)
     graphs, records = {}, []
-    for tactic in tactics:
-        made = maps.get(tactic.groups, tactic.tile_rows)
-        tables = sorted_tables(made.domains[layer.name])
-        record = {"tactic": describe(tactic), "executed": tables.executed}
+    for tactic, made, tables in orders_of(layer, maps, tactics):
+        record = {
+            "tactic": describe(tactic), "order": tables.name, "executed": tables.executed,
+        }  # fmt: skip
         records.append(record)
         try:
             run = Run(layer, tactic, tables, made)
@@ -104,15 +139,17 @@ def bench_layer(
             record["fault"] = str(fault)
             continue
         if record["error"] <= TOLERANCE[arithmetic]:
-            graphs[tactic] = captured(run)
-    samples: dict[ConvTactic, list[float]] = {tactic: [] for tactic in graphs}
+            graphs[tactic, tables.name] = captured(run)
+            record["key"] = (tactic, tables.name)
+    samples: dict[Any, list[float]] = {key: [] for key in graphs}
     for _ in range(ROUNDS):
-        for tactic, graph in graphs.items():
-            samples[tactic] += replay_times(graph, 1, REPLAYS)
-    times = {tactic: statistics.median(found) / LAUNCHES for tactic, found in samples.items()}
-    for tactic, record in zip(tactics, records):
-        record["us"] = times.get(tactic)
-    return times, records
+        for key, graph in graphs.items():
+            samples[key] += replay_times(graph, 1, REPLAYS)
+    times = {key: statistics.median(found) / LAUNCHES for key, found in samples.items()}
+    for record in records:
+        record["us"] = times.get(record.pop("key", None))
+    of_plans = {tactic: us for (tactic, order), us in times.items() if "window" not in order}
+    return of_plans, records
 
 
 def show(title: str, records: list[dict[str, Any]], cublas: float) -> None:
@@ -122,7 +159,8 @@ def show(title: str, records: list[dict[str, Any]], cublas: float) -> None:
     for record in sorted(timed, key=lambda r: r["us"])[:SHOWN] + [default] * ("us" in default):
         mark = " <- default" if record is default else ""
         us = record["us"] if record["us"] is not None else float("nan")
-        print(f"  {us:7.1f} us  executed {record['executed']:.2f}  {record['tactic']}{mark}")
+        order = f"{record['order']:10} executed {record['executed']:.2f}"
+        print(f"  {us:7.1f} us  {order}  {record['tactic']}{mark}")
     for record in records:
         if record.get("us") is None:
             why = record.get("fault") or f"error {record['error']:.1e}"

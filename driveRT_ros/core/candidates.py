@@ -7,6 +7,7 @@ layer, precision and chip always give the same list.
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Iterator
 
 from driveRT_ros.core.plan import ARITHMETIC, check_precision
@@ -170,6 +171,8 @@ def tensor_core_variants(c_in: int, c_out: int, taps: int, arithmetic: str) -> I
             yield made(shape, 1, "staged")
     for shape in EVEN[width]:
         yield made(shape, 1, "even")
+    for shape in EVEN[width][:2]:
+        yield dataclasses.replace(made(shape, 1, "even"), cached=True)
     for shape in DIRECT.get(width, []):
         yield made(shape, 1, "direct")
     for shape in RESIDENT.get((c_in, c_out), []):

@@ -50,6 +50,8 @@ class MmaTactic:
         parts: Blocks that share the output channels of a tile; with more than one, ``warps_n``
             warps share those of a part. For layers of few rows, whose tiles leave
             multiprocessors idle; ``staged`` alone.
+        cached: Whether rows on their way to shared memory pass through the first-level cache, for
+            tiles that ask for a row again soon; ``direct`` and ``resident`` rows always do.
     """
 
     groups: int
@@ -62,6 +64,7 @@ class MmaTactic:
     precision: str
     flow: str = "staged"
     parts: int = 1
+    cached: bool = False
 
     @property
     def kind(self) -> str:
@@ -137,6 +140,8 @@ class MmaTactic:
         }
         if self.parts > 1:
             constants["COLUMNS"] = c_out // self.parts
+        if self.cached:
+            constants["CACHED_ROWS"] = 1
         if not self.stages_rows:
             constants |= {"RESIDENT": int(self.flow == "resident"), "TAPS": taps}
         return constants
@@ -171,6 +176,7 @@ class MmaTactic:
             and c_out % (8 * run * self.warps_n * max(self.parts, 1)) == 0
             and (not resident or self.warps_n == 1),
             "parts": self.parts == 1 or (self.parts > 1 and self.flow == "staged"),
+            "cached": self.stages_rows or not self.cached,
             "stages": 2 <= self.stages <= 6,
             "threads": 0 < threads <= 1024 and copies % (16 * max(threads, 1)) == 0,
             "shared memory": self.shared_bytes(c_in, c_out, taps) <= shared_limit(capability) - 256,

@@ -210,6 +210,14 @@ def test_even_shares_agree_with_float64(precision, c_in, c_out, shares):
     Layer(choice, c_in, c_out, 75, density=0.15).check(shares=shares, grid=min(shares, 40))
 
 
+def test_rows_through_the_first_level_cache_have_the_same_bits():
+    """The CPU has no such cache: this checks that the constant is set and changes nothing else."""
+    choice = tactic("F16", "even")
+    cached = dataclasses.replace(choice, cached=True)
+    assert cached.defines(32, 32, 27).items() - choice.defines(32, 32, 27).items()
+    assert Layer(cached, 32, 32, 75).run().tobytes() == Layer(choice, 32, 32, 75).run().tobytes()
+
+
 @pytest.mark.parametrize("flow", ["staged", "direct"])
 @pytest.mark.parametrize("stages", [2, 6])
 def test_every_depth_of_the_ring_agrees(flow, stages):
