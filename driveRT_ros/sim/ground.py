@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from driveRT_ros.sim.materials import INDEX
-from driveRT_ros.sim.raycast import Rays, ragged
+from driveRT_ros.sim.pairs import Rays, ragged
 from driveRT_ros.sim.road import Road
 
 _FLAT = 0.09  # slopes of rays between which terrain may be met twice, or not at all

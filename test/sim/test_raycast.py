@@ -5,9 +5,9 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from driveRT_ros.sim import raycast
 from driveRT_ros.sim.raycast import cast, cosines
 from driveRT_ros.sim.solids import BOX, CYLINDER, ELLIPSOID, FOLIAGE, WEDGE, join, solid
+from test.support.plain_rays import enter_all, plain_cast
 from test.support.streets import inside, random_rays
 
 KINDS = (BOX, WEDGE, CYLINDER, ELLIPSOID)
@@ -56,16 +56,29 @@ def test_first_hits_agree_with_a_walk_along_every_ray(seed):
 
 
 @pytest.mark.parametrize("seed", range(4))
-def test_the_search_for_pairs_leaves_out_none_that_meet(seed):
+def test_neither_the_search_for_pairs_nor_the_closer_look_leaves_out_any_that_meet(seed):
     rng = np.random.default_rng(seed + 10)
     rays = random_rays(rng)
     bodies = random_bodies(rng, KINDS, 30)
     together = cast(rays, bodies, 25.0, np.random.default_rng(0)).range_m
     count, number = rays.shape[0] * rays.shape[1], len(bodies)
     ray, which = np.repeat(np.arange(count), number), np.tile(np.arange(number), count)
-    enter = raycast._enter(rays, bodies, ray, which, np.random.default_rng(0))
+    enter = enter_all(rays, bodies, ray, which, np.random.default_rng(0))
     every = enter.reshape(count, number).min(1)
     np.testing.assert_array_equal(together, np.where(every < 25.0, every, np.inf))
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_hits_are_those_of_all_pairs_with_the_same_luck(seed):
+    rng = np.random.default_rng(seed + 20)
+    rays = random_rays(rng)
+    bodies = random_bodies(rng, (*KINDS, FOLIAGE), 60)
+    bodies["fill"] = rng.choice((0.3, 1.0), len(bodies))
+    bodies = join([bodies, bodies[::3]])  # copies are met at the same ranges: the last one counts
+    fast, plain = (f(rays, bodies, 25.0, np.random.default_rng(1)) for f in (cast, plain_cast))
+    np.testing.assert_array_equal(fast.range_m, plain.range_m)
+    np.testing.assert_array_equal(fast.body, plain.body)
+    assert (fast.body >= 60).sum() > 20
 
 
 def test_a_wall_seen_face_on_has_cosine_one_and_less_at_a_slant():
