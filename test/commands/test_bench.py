@@ -250,7 +250,7 @@ def test_without_a_gpu_it_says_so_in_a_sentence(capsys):
     ("arguments", "sentence"),
     [
         ((), "suite"),
-        (("camera",), "invalid choice"),
+        (("radar",), "invalid choice"),
         (("sparse", "--device", "cpu", "--precision", "fp16"), "need a GPU"),
         (("sparse", "--device", "cpu", "--peers", "spconv"), "need a GPU"),
         (("sparse", "--device", "cpu", "--frames", "S99"), "no frame 'S99'"),
