@@ -3,6 +3,10 @@
 Joining is what comes after decoding: the rows that the detector takes, here without past sweeps;
 below, with nine of them, each moved by the motion since.
 
+With a GPU also clouds of 694 KB and 6 MB from the message to the points on the device, both ways:
+the host decodes into page-locked rows that the device fetches, or the device fetches the bytes of
+the message and decodes them. Both give the same bytes, or nothing is timed.
+
 Prints a table, or JSON with ``--output``. Each layout holds the same 300,000 points; nothing is
 timed before they decode to the points that were written.
 """
@@ -32,10 +36,12 @@ sys.path.insert(0, str(REPO))
 
 from driveRT_ros.core.config import DensificationConfig  # noqa: E402
 from driveRT_ros.core.frame import PointBatch  # noqa: E402
+from driveRT_ros.core.raw_cloud import CountedRows  # noqa: E402
 from driveRT_ros.core.rows import rows_for  # noqa: E402
 from driveRT_ros.core.sweeps import SweepBuffer, sweeps_for  # noqa: E402
 from driveRT_ros.io.encode import encode_pointcloud  # noqa: E402
 from driveRT_ros.io.pointcloud import decode  # noqa: E402
+from driveRT_ros.io.raw_pointcloud import read_raw  # noqa: E402
 from driveRT_ros.io.typestore import message_type  # noqa: E402
 from test.support.clouds import make_cloud, random_points, xyzi_cloud  # noqa: E402
 
@@ -125,6 +131,64 @@ def join(batch: PointBatch, past: int, repeats: int, device: torch.device) -> di
     return best_of(repeats, push)
 
 
+CLOUDS_MB = (0.694, 6.0)
+"""Million bytes of a 32-beam sensor, and of a large one."""
+
+
+def to_device(megabytes: float, repeats: int, device: torch.device) -> dict[str, dict[str, float]]:
+    """Time a message until its points lie on a GPU, decoded by the host and by the GPU.
+
+    ``host_ms`` ends when the call returns and this thread is free; ``device_ms`` is between two
+    events around it, so what the device waits for the host is in it.
+    """
+    points = random_points(round(megabytes * 1e6 / 22))
+    fields = {n: (points[n], "f4", 4 * k) for k, n in enumerate(("x", "y", "z", "intensity"))}
+    fields |= {"ring": (points["ring"], "u2", 16), "t": (points["t"], "u4", 18)}
+    message = make_cloud(fields, 22, container="numpy")
+    rules = DensificationConfig(num_past_frames=0)
+    there, make_rows = sweeps_for(rules, device), rows_for(device)
+
+    def by_host() -> torch.Tensor:
+        return there.push(decode(message, make_rows=make_rows), None)
+
+    def by_device() -> CountedRows:
+        cloud = there.push_raw(read_raw(message), None)
+        assert isinstance(cloud, CountedRows)
+        return cloud
+
+    want = decode(message).rows
+    for found in (by_host(), by_device().exact(), by_device().exact()):
+        np.testing.assert_array_equal(found.cpu().numpy().view(np.uint32), want.view(np.uint32))
+
+    def finished(work: Callable[[], Any]) -> Callable[[], None]:
+        def run() -> None:
+            work()
+            torch.cuda.synchronize(device)
+
+        return run
+
+    result = {}
+    for name, work in (("decoded by the host", by_host), ("decoded by the GPU", by_device)):
+        times = best_of(repeats, finished(work))
+        enqueued, on_device = [], []
+        for _ in range(repeats):
+            start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+            torch.cuda.synchronize(device)
+            begin = time.perf_counter()
+            start.record()
+            work()
+            end.record()
+            enqueued.append((time.perf_counter() - begin) * 1e3)
+            end.synchronize()
+            on_device.append(start.elapsed_time(end))
+        times |= {
+            "host_ms": round(statistics.median(enqueued), 3),
+            "device_ms": round(statistics.median(on_device), 3),
+        }
+        result[f"{megabytes:g} MB, {len(want)} points, {name}"] = times
+    return result
+
+
 def machine() -> dict[str, str]:
     """Return what a number depends on."""
     commit = subprocess.run(
@@ -179,10 +243,15 @@ def main() -> int:
         "xyzi (rosbags)": best_of(args.repeats, lambda: encode_pointcloud(batch, message_type))
     }
     result = {"machine": machine(), "points": args.points, "decode": decoded}
-    result |= {"join": joined, "encode": encoded}
+    result |= {"join": joined, "encode": encoded, "to_device": {}}
+    if torch.cuda.is_available():
+        device = torch.device("cuda", torch.cuda.current_device())
+        result["machine"]["gpu"] = torch.cuda.get_device_name(device)
+        for megabytes in CLOUDS_MB:
+            result["to_device"] |= to_device(megabytes, args.repeats, device)
     if args.output:
         args.output.write_text(json.dumps(result, indent=1) + "\n")
-    for kind in ("decode", "join", "encode"):
+    for kind in ("decode", "join", "encode", "to_device"):
         for name, times in result[kind].items():
             line = "  ".join(f"{key} {value:6.2f}" for key, value in times.items())
             print(f"{kind} {name:52} {line}")

@@ -1,9 +1,10 @@
 """Check, then time, the whole LiDAR detector: from its input to detections on the host.
 
 The input is the points of a frame, or a PointCloud2 whose bytes hold the same points and are
-decoded first. Every detector is compared before it is timed with a float64 run of the same network
-on the same voxels, which are made in float32: a point on the edge of a cell has one cell. A
-detector that finds other boxes has no time.
+decoded first: by the GPU for this package's detector there, else by the host. Every detector is
+compared before it is timed with a float64 run of the same network on the same voxels, which are
+made in float32: a point on the edge of a cell has one cell. A detector that finds other boxes has
+no time.
 
 ``wall``: one call until the detections are on the host. ``device``: between two events around the
 call, gaps of the host included. ``stage``: from the report of the detector. ``kernels``: the sum of
@@ -13,6 +14,7 @@ what ran on the GPU, from the profiler.
 from __future__ import annotations
 
 import dataclasses
+import functools
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
@@ -27,14 +29,16 @@ from driveRT_ros.bench.peer_detector import PeerDetector
 from driveRT_ros.bench.reference import processor
 from driveRT_ros.bench.same_boxes import BoxCheck, compare_boxes
 from driveRT_ros.bench.timing import clocks, kernel_times, machine, summary, warm_profiler
-from driveRT_ros.core.config import LidarConfig
+from driveRT_ros.core.config import DensificationConfig, LidarConfig
 from driveRT_ros.core.errors import ConfigError
 from driveRT_ros.core.frame import Detections, PointBatch
 from driveRT_ros.core.pipeline import LidarPipeline
+from driveRT_ros.core.raw_cloud import CountedRows
 from driveRT_ros.core.rows import RowMaker, plain_rows, rows_for
-from driveRT_ros.core.sweeps import SweepBuffer
+from driveRT_ros.core.sweeps import SweepBuffer, sweeps_for
 from driveRT_ros.io.encode import encode_pointcloud
 from driveRT_ros.io.pointcloud import decode
+from driveRT_ros.io.raw_pointcloud import read_raw
 from driveRT_ros.io.typestore import message_type
 from driveRT_ros.models.checkpoint import load_weights
 from driveRT_ros.models.untrained import untrained_weights
@@ -91,10 +95,23 @@ class FrameInput:
             found = detector.process(self.points)
             return found, dict(found.report.stage_ms)
         begin = time.perf_counter()
-        points = self.decoded()
+        points = self._unpacked(detector) or self.decoded()
         decode_ms = (time.perf_counter() - begin) * 1e3
         found = detector.process(points)
         return found, {"decode": decode_ms, **found.report.stage_ms}
+
+    def _unpacked(self, detector: Detector) -> CountedRows | None:
+        """Return the points in the message on their way, where the node leaves them to the GPU."""
+        if not isinstance(detector, LidarPipeline) or detector.device.type != "cuda":
+            return None
+        raw = read_raw(self.message, self._config.input, self._make_rows)
+        cloud = _input_of(detector.device).push_raw(raw, None)
+        return cloud if isinstance(cloud, CountedRows) else None
+
+
+@functools.cache
+def _input_of(device: torch.device) -> SweepBuffer:
+    return sweeps_for(DensificationConfig(num_past_frames=0), device)
 
 
 # ---- the candidates -----------------------------------------------------------------------------

@@ -10,10 +10,11 @@ import pytest
 import torch
 
 from driveRT_ros.core import device_faults
-from driveRT_ros.core.config import DensificationConfig, InputConfig
+from driveRT_ros.core.config import DensificationConfig, InputConfig, LidarConfig
 from driveRT_ros.core.errors import DeviceError, InvalidFrame
 from driveRT_ros.core.gpu import unpack_points
 from driveRT_ros.core.gpu.sweeps import DeviceSweepBuffer
+from driveRT_ros.core.pipeline import LidarPipeline
 from driveRT_ros.core.sweeps import SweepBuffer
 from driveRT_ros.io.pointcloud import decode
 from driveRT_ros.io.raw_pointcloud import read_raw
@@ -278,3 +279,45 @@ def raising(error):
         raise error
 
     return fail
+
+
+@pytest.mark.gpu
+def test_unpacking_does_not_wait_for_the_gpu_and_its_graph_gives_the_bytes_of_its_kernels():
+    limits = {"num_past_frames": 3}
+    device = torch.device("cuda", 0)
+    host = SweepBuffer(DensificationConfig(**limits))
+    replayed, plain = (DeviceSweepBuffer(DensificationConfig(**limits), device) for _ in range(2))
+    for k in range(8):
+        join(host, replayed, k, pose(k))
+        unpacker = plain._unpackers.take(read_raw(sweep(k)), 4 * COUNT)
+        unpacker._graphs._wanted = False  # kernel by kernel
+        plain._unpackers._next ^= 1
+        plain.push_raw(read_raw(sweep(k)), pose(k))
+    captured = [u._graphs.captured for ring in (replayed, plain) for u in ring._unpackers._slots]
+    assert captured == [True, True, False, False]
+    message, done = sweep(8), torch.cuda.Event()
+    torch.cuda.synchronize()
+    torch.cuda._sleep(1_000_000_000)  # about half a second
+    found = replayed.push_raw(read_raw(message), pose(8))
+    done.record()
+    assert not done.query()
+    want = plain.push_raw(read_raw(message), pose(8))
+    same_bytes(found.exact(), want.exact().cpu().numpy())
+    assert found.summary().report == decode(message).report
+
+
+@pytest.mark.gpu
+def test_boxes_of_messages_that_the_gpu_unpacks_are_those_of_the_host():
+    config = LidarConfig.from_dict(
+        {"voxelization.max_voxels": 40_000, "densification_params.num_past_frames": 0}
+    )
+    pipeline = LidarPipeline(config, device="cuda")
+    device = DeviceSweepBuffer(config.densification_params, torch.device("cuda", 0))
+    for k, count in enumerate((COUNT, 0, COUNT, 3, COUNT)):
+        message = sweep(k, count)
+        want = pipeline.process(decode(message).rows if count else np.zeros((0, 5), np.float32))
+        cloud = device.push_raw(read_raw(message), None)
+        found = pipeline.process(cloud, with_fingerprint=True)
+        assert torch.equal(found.boxes, want.boxes) and torch.equal(found.scores, want.scores)
+        assert found.report.num_points == want.report.num_points == len(cloud.summary())
+        assert found.report.dropped == want.report.dropped

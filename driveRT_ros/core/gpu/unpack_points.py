@@ -6,6 +6,7 @@ what comes after reads the number on the device. See kernels/unpack_points.cu.
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -95,6 +96,7 @@ class UnpackedCloud(CountedRows):
         count: (1,) int32 on the device.
         words: Brings the struct ``Status`` of the kernels to the host.
         kept: Its points for later frames, where they are kept.
+        notes: What there is to say about the way it went, as short keys.
     """
 
     def __init__(
@@ -104,9 +106,10 @@ class UnpackedCloud(CountedRows):
         count: torch.Tensor,
         words: HostCopy,
         kept: KeptSweep | None,
+        notes: tuple[str, ...] = (),
     ) -> None:
         super().__init__(rows, count, lambda: int(self._known()["num_rows"]))
-        self._raw, self._words, self._kept = raw, words, kept
+        self._raw, self._words, self._kept, self._notes = raw, words, kept, notes
         self._status: Any = None
 
     def summary(self) -> CloudSummary:
@@ -117,6 +120,7 @@ class UnpackedCloud(CountedRows):
         """
         raw, status = self._raw, status_of(self._known())
         report = raw.explain(status)
+        report = dataclasses.replace(report, notes=(*report.notes, *self._notes))
         return CloudSummary(raw.stamp_ns, raw.frame_id, status.num_points, report)
 
     def _known(self) -> Any:
@@ -224,7 +228,8 @@ class PointUnpacker:
         self._graphs.run()
         self._to_host.enqueue()
         room = raw.most_points + sum(sweep.kept.most for sweep in past)
-        return UnpackedCloud(raw, self.rows[:room], self._status[:1], self._to_host, kept)
+        notes = ("graph_not_used",) if self._graphs.note else ()
+        return UnpackedCloud(raw, self.rows[:room], self._status[:1], self._to_host, kept, notes)
 
     def _send(self, header: np.void, past: Sequence[PastSweep], data: np.ndarray) -> None:
         if self._fetched is not None:
