@@ -2,14 +2,17 @@
 
     python benchmarks/bench_bevpool.py --output benchmarks/results/bevpool-GPU-DATE.json
 
-``driveRT_ros/bench/bevpool.py`` says what is measured; ``--scan`` times every variant.
+``driveRT_ros/bench/bevpool.py`` says what is measured; ``--scan`` times every variant and ends with
+the fastest ones of each case.
 """
 
 from __future__ import annotations
 
 import argparse
 import sys
+from collections.abc import Iterator, Mapping
 from pathlib import Path
+from typing import Any
 
 REPO = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(REPO))
@@ -23,6 +26,22 @@ from driveRT_ros.bench.bevpool import (  # noqa: E402
 )
 from driveRT_ros.bench.pool_cases import CASES  # noqa: E402
 from driveRT_ros.bench.timing import ceilings, write_report  # noqa: E402
+
+
+def fastest(report: Mapping[str, Any], formats: list[str], most: int = 5) -> Iterator[str]:
+    """Return a line for each of the fastest of our ways, by case and format of the features."""
+    for case, entry in report["cases"].items():
+        for features in formats:
+            timed = [
+                (record["warm_us"]["median"], name)
+                for name, record in entry["contenders"].items()
+                if record["features"] == features and "tactic" in record and "warm_us" in record
+            ]
+            for us, name in sorted(timed)[:most]:
+                yield f"{case:10} {features} {us:7.2f} us  {name}"
+            default = entry["contenders"].get(f"tiles {features}", {}).get("warm_us")
+            if default:
+                yield f"{case:10} {features} {default['median']:7.2f} us  the default"
 
 
 def main() -> None:
@@ -52,6 +71,8 @@ def main() -> None:
         commit=args.commit,
         told=lambda line: print(line, flush=True),
     )
+    if args.scan:
+        print("\n".join(fastest(report, formats)))
     if args.output:
         write_report(report, args.output)
 

@@ -1,9 +1,9 @@
 """Check, then time, two ways from what a depth network leaves to the pooled view.
 
-``apart``: torch makes the weights and takes missing cameras out, then they are pooled; this is what
-the camera pipeline does. ``inside``: the softmax is part of pooling, so that weights are never
-written. Both read one row of logits and features a pixel and copy the features into rows of their
-own, which can be loaded as vectors.
+``apart``: torch makes the weights and takes missing cameras out, then they are pooled. ``inside``:
+the softmax is part of pooling, so that weights are never written; this is what the camera pipeline
+does. Both read one row of logits and features a pixel and copy the features into rows of their own,
+which can be loaded as vectors; ``inside`` copies the logits, too, into memory that stays.
 """
 
 from __future__ import annotations
@@ -77,11 +77,12 @@ def ways(
         context.copy_(features)
         apart()
 
-    own = torch.empty_like(context)
+    own, own_logits = torch.empty_like(context), torch.empty_like(logits)  # keeps the order of axes
     how = {"logits": True, "present": present}
-    inside = StaticBevPool(scatter_map, logits, own, tactic=tactic or apart.tactic, **how)
+    inside = StaticBevPool(scatter_map, own_logits, own, tactic=tactic or apart.tactic, **how)
 
     def run_inside() -> None:
+        own_logits.copy_(logits)
         own.copy_(features)
         inside()
 

@@ -58,6 +58,6 @@ def _wide_candidates(shape: PoolShape) -> list[PoolTactic]:
             whole_sectors=sectors,
         )
         for (warps, groups, passes, together, vector), steps, sectors in itertools.product(
-            layouts, (1, 2, 3), (False, True)
+            layouts, (2, 3, 4), (False, True)
         )
     ]

@@ -356,9 +356,9 @@ def test_real_depths_and_features_pool_to_the_recorded_view(backend, data_dir):
     exact = pool(backend, BALANCED, made, depth, context)[0, 0]
     assert (exact - expected).abs().max() <= 1e-4
 
-    # Rounding the inputs to halves alone moves 5 of 1,310,720 results by more than 1e-2, one of them
-    # by 0.0125 where the largest is 197, however exact the sums are. What the kernel adds is the
-    # rounding of weights where two depths of a pixel fall into one cell.
+    # Rounding the inputs to halves alone moves 5 of 1,310,720 results by more than 1e-2, one by
+    # 0.0125 (the largest is 197), however exact the sums are. What the kernel adds is the rounding
+    # of weights where two depths of a pixel fall into one cell.
     halves = depth.half(), context.half()
     rounded = bev_pool(halves[0].double(), halves[1].double(), made)[0, 0]
     moved = (rounded - expected).abs()
