@@ -168,11 +168,7 @@ class _Slot:
         """Copy rows and enqueue their way to the device."""
         end = begin + lines.size
         mine = self._bytes[begin:end]
-        flags = lines.flags
-        if flags.c_contiguous and flags.writeable:
-            mine.copy_(torch.from_numpy(lines).view(-1))  # by several threads
-        else:
-            np.copyto(mine.numpy().reshape(lines.shape), lines)
+        np.copyto(mine.numpy().reshape(lines.shape), lines)
         target[begin:end].copy_(mine, non_blocking=True)
 
     def end(self, device: torch.device) -> None:
