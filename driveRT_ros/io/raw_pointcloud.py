@@ -16,6 +16,8 @@ from driveRT_ros.io.cloud_layout import CloudField, datatype_of, read_layout
 from driveRT_ros.io.point_values import Tally, finite_sum, intensity_fill, lag_rule, scaled_limits
 from driveRT_ros.io.pointcloud import count_dropped, decode, find_roles, read_header
 
+_DEFAULTS = InputConfig()
+
 
 def read_raw(
     msg: Any, config: InputConfig | None = None, make_rows: RowMaker = plain_rows
@@ -31,7 +33,7 @@ def read_raw(
         InvalidFrame: If the layout is unsound, with the sentence of ``decode``. What only the
             values tell is told later, by ``explain``.
     """
-    config, tally = config or InputConfig(), Tally()
+    config, tally = config or _DEFAULTS, Tally()
     stamp_ns, frame_id = read_header(msg.header, config, tally)
     layout = read_layout(msg)
     roles = find_roles(layout, {}, tally) if layout.num_points else {}

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import copy
 import functools
+import gc
+import weakref
 
 import numpy as np
 import pytest
@@ -279,6 +281,20 @@ def raising(error):
         raise error
 
     return fail
+
+
+def test_an_unpacker_that_was_outgrown_leaves_its_memory_at_once(backend):
+    device = device_sweeps(backend, num_past_frames=0)
+    gc.disable()
+    try:
+        cloud = device.push_raw(read_raw(sweep(0, 30)), None)
+        outgrown = [weakref.ref(x) for x in (cloud, device._unpackers._slots[0])]
+        for k in range(2):
+            cloud = device.push_raw(read_raw(sweep(k)), None)
+            same_bytes(cloud.exact(), decode(sweep(k)).rows)
+        assert [x() for x in outgrown] == [None, None]
+    finally:
+        gc.enable()
 
 
 @pytest.mark.gpu

@@ -85,17 +85,38 @@ class PastSweep:
     transform: np.ndarray
 
 
+class _StatusReader:
+    """The struct ``Status`` of one message, fetched when it is first asked for."""
+
+    def __init__(self, copy: HostCopy, kept: KeptSweep | None) -> None:
+        self._copy, self._kept = copy, kept
+        self._found: Any = None
+
+    def num_rows(self) -> int:
+        """Points of the message and of past sweeps."""
+        return int(self.found()["num_rows"])
+
+    def found(self) -> Any:
+        """Return the struct; waits for its copy and for nothing later."""
+        if self._found is None:
+            self._copy.wait()
+            kind = struct_dtype(_FILE, "Status")
+            self._found = self._copy.words.view(np.uint8)[: kind.itemsize].view(kind)[0].copy()
+            if self._kept is not None:
+                self._kept.most = int(self._found["num_kept"])
+        return self._found
+
+
 class UnpackedCloud(CountedRows):
     """A message unpacked on a device, with the past sweeps that joined it.
 
-    The points hold until the push after the next one.
+    The points, and what there is to say, hold until the push after the next one.
 
     Args:
         raw: The message.
         rows: (room, 5) float32.
         count: (1,) int32 on the device.
-        words: Brings the struct ``Status`` of the kernels to the host.
-        kept: Its points for later frames, where they are kept.
+        status: Of the message.
         notes: What there is to say about the way it went, as short keys.
     """
 
@@ -104,13 +125,11 @@ class UnpackedCloud(CountedRows):
         raw: RawCloud,
         rows: torch.Tensor,
         count: torch.Tensor,
-        words: HostCopy,
-        kept: KeptSweep | None,
+        status: _StatusReader,
         notes: tuple[str, ...] = (),
     ) -> None:
-        super().__init__(rows, count, lambda: int(self._known()["num_rows"]))
-        self._raw, self._words, self._kept, self._notes = raw, words, kept, notes
-        self._status: Any = None
+        super().__init__(rows, count, status.num_rows)
+        self._raw, self._status, self._notes = raw, status, notes
 
     def summary(self) -> CloudSummary:
         """Return what is left to say about the message; waits until the device has unpacked it.
@@ -118,19 +137,10 @@ class UnpackedCloud(CountedRows):
         Raises:
             InvalidFrame: If its values cannot be used.
         """
-        raw, status = self._raw, status_of(self._known())
+        raw, status = self._raw, status_of(self._status.found())
         report = raw.explain(status)
         report = dataclasses.replace(report, notes=(*report.notes, *self._notes))
         return CloudSummary(raw.stamp_ns, raw.frame_id, status.num_points, report)
-
-    def _known(self) -> Any:
-        if self._status is None:
-            self._words.wait()
-            kind = struct_dtype(_FILE, "Status")
-            self._status = self._words.words.view(np.uint8)[: kind.itemsize].view(kind)[0].copy()
-            if self._kept is not None:
-                self._kept.most = int(self._status["num_kept"])
-        return self._status
 
 
 def status_of(found: Any) -> RawStatus:
@@ -198,8 +208,9 @@ class PointUnpacker:
             new(chunks * chunk, dtype=torch.uint8),  # ranges
             new(chunks, dtype=torch.int32),  # rows that are not the vehicle itself
         ]
-        self._launches = self._bound(chunks)
-        self._graphs = StageGraphs({"unpack": self._enqueue}, device)
+        # Nothing here refers to itself: the memory of one that was outgrown is free at once.
+        enqueue = functools.partial(_enqueue, self._bound(chunks))
+        self._graphs = StageGraphs({"unpack": enqueue}, device)
 
     def fits(self, raw: RawCloud, rows: int) -> bool:
         """Tell whether there is room for a message with this many rows in all."""
@@ -229,7 +240,8 @@ class PointUnpacker:
         self._to_host.enqueue()
         room = raw.most_points + sum(sweep.kept.most for sweep in past)
         notes = ("graph_not_used",) if self._graphs.note else ()
-        return UnpackedCloud(raw, self.rows[:room], self._status[:1], self._to_host, kept, notes)
+        status = _StatusReader(self._to_host, kept)
+        return UnpackedCloud(raw, self.rows[:room], self._status[:1], status, notes)
 
     def _send(self, header: np.void, past: Sequence[PastSweep], data: np.ndarray) -> None:
         if self._fetched is not None:
@@ -263,10 +275,6 @@ class PointUnpacker:
             self._bind("join_sweeps", join, _CHUNK, *joins, dependent=True),
         ]
 
-    def _enqueue(self) -> None:
-        for launch in self._launches:
-            launch()
-
 
 class UnpackerRing:
     """Two unpackers in turn, so that one message is written while the last one is still fetched.
@@ -299,6 +307,11 @@ class UnpackerRing:
             unpacker = PointUnpacker(self._device, data, points, room, self._max_past, self._bind)
             self._slots[slot] = unpacker
         return unpacker
+
+
+def _enqueue(launches: Sequence[Callable[[], None]]) -> None:
+    for launch in launches:
+        launch()
 
 
 def _header(
