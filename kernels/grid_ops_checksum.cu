@@ -1,7 +1,9 @@
-// CRC-32 (that of zlib) of any bytes; of the head of a NanoVDB grid and of the CRCs of all chunks
-// behind it.
+// CRC-32 (that of zlib) of any bytes; of the head of a NanoVDB grid and of the CRCs of its nodes, as
+// versions before 32.6.1 have it.
 //
-//   crc_chunks   a warp a chunk; each block folds the chunks it has, then all blocks are XORed
+//   crc_messages   some messages; a warp a chunk, each block folds the chunks it has, then all blocks
+//                  of a message are XORed
+//   crc_chunks     the same for one message, or for the nodes of one kind
 //
 // A register v of the CRC is a polynomial modulo P: n zero bytes make v x^(8n) of it, a word w makes
 // (v + w) x^32. So a message may be cut anywhere, and each piece be brought to the end of the message
@@ -48,6 +50,16 @@ struct Checksum {
     int plain;
     u32* head;                        // CRC of the head
     u32* sum;                         // the other CRC, all ones before the first launch
+};
+
+struct Messages {  // up to eight
+    const u32* tables;  // as of a Checksum
+    const u32* powers;
+    u32* sums;          // all ones before the launch
+    const u32* data[8];
+    u64 bytes[8];
+    u32 block_end[8];  // blocks of each message and all before it, at least one each
+    u32 rounds;
 };
 
 // First bit and first entry of a digit of the wide tables.
@@ -140,8 +152,8 @@ __device__ __forceinline__ u32 chunk_register(const u32* tables, const u32* word
     return v;
 }
 
-extern "C" __global__ void __launch_bounds__(32 * WARPS, 5) crc_chunks(const Checksum m) {
-    begin_dependent();
+// What block `index` of `count` adds to the result.
+__device__ __forceinline__ void sum_chunks(const Checksum& m, u32 index, u32 count) {
     __shared__ u32 shared_tables[SHIFTS * DIGITS * 32];
     __shared__ u32 shared_wide[WIDE_ENTRIES * 32];
     __shared__ u32 shared_sums[WARPS];
@@ -151,8 +163,8 @@ extern "C" __global__ void __launch_bounds__(32 * WARPS, 5) crc_chunks(const Che
     __syncthreads();
     const int lane = threadIdx.x & 31, warp = threadIdx.x >> 5;
     const u32* pieces = shared_tables + PIECES * (DIGITS * 32);
-    const u32 blocks = gridDim.x - (m.extra_bytes ? 1 : 0);
-    if (blockIdx.x == blocks) {
+    const u32 blocks = count - (m.extra_bytes ? 1 : 0);
+    if (index == blocks) {
         if (warp != 0) return;
         const u32 start = m.plain && m.chunks ? 0u : ~0u;
         const u32 v = chunk_register(shared_tables, at_byte<u32>(m.data, m.extra_begin), m.extra_bytes, start);
@@ -160,7 +172,7 @@ extern "C" __global__ void __launch_bounds__(32 * WARPS, 5) crc_chunks(const Che
         if (lane == 0 && !m.plain) *m.head = ~v;
         return;
     }
-    const u32 span = WARPS * m.rounds, behind = (blocks - 1 - blockIdx.x) * span;
+    const u32 span = WARPS * m.rounds, behind = (blocks - 1 - index) * span;
     long long chunk = static_cast<long long>(m.chunks) - behind - span + warp;
     u32 sum = 0;
     const u32 start = m.plain ? 0u : ~0u;  // but before the very first
@@ -209,4 +221,29 @@ extern "C" __global__ void __launch_bounds__(32 * WARPS, 5) crc_chunks(const Che
     if (words) sum = shift_by(m.powers, words, sum);
     if (m.plain) sum = times_x(sum, 8 * (m.extra_bytes & 3));
     if (lane == 0) atomicXor(m.sum, sum);
+}
+
+extern "C" __global__ void __launch_bounds__(32 * WARPS, 5) crc_chunks(const Checksum m) {
+    begin_dependent();
+    sum_chunks(m, blockIdx.x, gridDim.x);
+}
+
+extern "C" __global__ void __launch_bounds__(32 * WARPS, 5) crc_messages(const Messages m) {
+    begin_dependent();
+    int i = 0;
+    while (blockIdx.x >= m.block_end[i]) ++i;  // the last one ends with the launch
+    const u32 begin = i ? m.block_end[i - 1] : 0;
+    const u64 bytes = m.bytes[i], whole = bytes ? (bytes - 1) / BLOCK_BYTES * BLOCK_BYTES : 0;
+    if (!bytes) {
+        if (threadIdx.x == 0) atomicXor(m.sums + i, ~0u);
+        return;
+    }
+    Checksum one;
+    one.data = m.data[i], one.tables = m.tables, one.powers = m.powers;
+    one.begin = 0, one.end = one.extra_begin = whole;
+    one.chunk_bytes = BLOCK_BYTES, one.chunks = static_cast<u32>(whole / BLOCK_BYTES), one.rounds = m.rounds;
+    one.chunks_before = one.chunks_after = 0;
+    one.extra_bytes = static_cast<u32>(bytes - whole);
+    one.plain = 1, one.head = nullptr, one.sum = m.sums + i;
+    sum_chunks(one, blockIdx.x - begin, m.block_end[i] - begin);
 }

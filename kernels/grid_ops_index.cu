@@ -15,9 +15,6 @@
 #ifndef STREAMING
 #define STREAMING 0  // stores of leaves that ask not to be kept in the caches
 #endif
-#ifndef MIN_BLOCKS
-#define MIN_BLOCKS 1
-#endif
 
 #define THREADS 256
 #define PARTS 8  // blocks of an upper node
@@ -135,7 +132,7 @@ __device__ __forceinline__ void write_leaf(const IndexToGrid& m, u32 leaf) {
     }
 }
 
-extern "C" __global__ void __launch_bounds__(THREADS, MIN_BLOCKS) index_to_grid(const IndexToGrid m) {
+extern "C" __global__ void __launch_bounds__(THREADS) index_to_grid(const IndexToGrid m) {
     begin_dependent();
     u32 unit = blockIdx.x;
     if (unit == 0) return write_head(m);

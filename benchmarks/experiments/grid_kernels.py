@@ -46,7 +46,7 @@ SUMS = [
 ]
 LEAVES = [{"LEAF_BLOCKS": blocks, "AHEAD": 4} for blocks in (2, 3, 4, 5, 6)]
 NODES = [{"LEAF_BLOCKS": 4, "AHEAD": ahead} for ahead in (2, 8)]
-STORES = [{"STREAMING": s, "MIN_BLOCKS": blocks} for s in (0, 1) for blocks in (1, 8)]
+STORES = [{"STREAMING": streaming} for streaming in (0, 1)]
 STEPS = (4, 8, 16, 32, 64)
 
 

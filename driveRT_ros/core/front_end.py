@@ -34,6 +34,7 @@ class FrontResult:
         overflow: What was needed and what there was room for, by name, where the buffers of the
             engine were too small.
         grown: Then a larger engine made this result, else the reference path.
+        in_cell_order: Whether all rows are in the order of :mod:`driveRT_ros.core.fingerprint`.
     """
 
     bev: SparseTensor
@@ -43,6 +44,7 @@ class FrontResult:
     dropped: Mapping[str, int]
     overflow: Mapping[str, tuple[int, int]] = field(default_factory=dict)
     grown: bool = False
+    in_cell_order: bool = False
 
     def result(self) -> FrontResult:
         """Return itself: there is nothing to wait for."""

@@ -11,6 +11,7 @@ import torch
 
 from driveRT_ros.core.config import LidarConfig
 from driveRT_ros.core.errors import ConfigError, DeviceError
+from driveRT_ros.core.fingerprint import cell_order
 from driveRT_ros.core.gpu import front_end as gpu_front_end
 from driveRT_ros.core.pipeline import LidarPipeline
 from driveRT_ros.core.plan import PRECISIONS, default_plan
@@ -63,6 +64,13 @@ def test_an_engine_with_rows_in_another_order_gives_the_objects_of_the_reference
     assert report.dropped["non_finite_points"] > 0 and report.dropped["over_capacity_points"] > 0
     assert report.notes == want.report.notes and report.overflow == {}
     assert list(report.stage_ms) == list(want.report.stage_ms) == STAGES
+
+
+def test_cells_are_in_order_cube_by_cube():
+    cells = torch.randint(0, 40, (300, 3), generator=torch.Generator().manual_seed(1)).unique(dim=0)
+    got = cells[cell_order(cells.int(), (41, 40, 44))]
+    keys = [[*(row // 8).tolist(), *(row % 8).tolist()] for row in got]
+    assert keys == sorted(keys) and len({tuple(key) for key in keys}) == len(cells)
 
 
 def test_the_fingerprint_does_not_depend_on_the_order_of_rows(cloud):

@@ -80,6 +80,23 @@ def test_the_crc_of_any_bytes_is_that_of_zlib(backend, size):
     assert buffers.intact()
 
 
+def test_many_messages_need_two_launches_and_empty_ones_are_zero(backend):
+    rng, launches = np.random.default_rng(1), []
+    sizes = [0, 70_001, 4, 0, 4096, 8192, 12_289, 5, 40_000, 0, 3]
+    parts = [rng.integers(0, 256, size, np.uint8) for size in sizes]
+    run = runner(backend)
+
+    def counted(*args, **how):
+        launches.append(args[1])
+        run(*args, **how)
+
+    for resident in (1, 50):
+        given = [on_device(backend, part)[0] for part in parts]
+        bits = gpu.crc32(*given, run=counted, resident=resident)
+        assert [int(v) & 0xFFFFFFFF for v in bits.tolist()] == [zlib.crc32(p) for p in parts]
+    assert launches == ["crc_messages"] * 4
+
+
 FAR = """
 extern "C" __global__ void far(const u32* powers, const u64* words, u32* out) {
     begin_dependent();
@@ -315,7 +332,7 @@ def test_operators_run_on_the_current_stream_and_in_a_graph():
 @pytest.mark.parametrize(
     ("stem", "names"),
     [
-        ("grid_ops_checksum", ["crc_chunks"]),
+        ("grid_ops_checksum", ["crc_chunks", "crc_messages"]),
         ("grid_ops_diagonals", ["sum_diagonals", "fold_diagonals"]),
         ("grid_ops_stats", ["leaf_stats", "lower_stats", "upper_stats", "root_stats"]),
         ("grid_ops_index", ["index_to_grid"]),

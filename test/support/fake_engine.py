@@ -30,6 +30,8 @@ DROPPED = (
 class FakeMaps:
     """The buffers that the pipeline reads; what no frame wrote is NaN or -1."""
 
+    in_cell_order = False
+
     def __init__(self, config: LidarConfig, tile_capacity: int) -> None:
         self.points = torch.full((config.input.point_capacity, 5), torch.nan)
         self.num_points = 0

@@ -132,4 +132,5 @@ class EngineFrame:
             dropped=self.dropped,
             overflow=self.overflow,
             grown=self.grown,
+            in_cell_order=maps.in_cell_order,
         )

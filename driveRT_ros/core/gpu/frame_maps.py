@@ -103,6 +103,9 @@ class FrameMaps:
         ConfigError: If the configuration exceeds what the kernels can hold.
     """
 
+    in_cell_order = True
+    """Rows are numbered in the order of :func:`driveRT_ros.core.fingerprint.cell_order`."""
+
     def __init__(self, config: LidarConfig, plan: Plan, device: torch.device) -> None:
         self._check(config)
         self.config, self.device = config, device

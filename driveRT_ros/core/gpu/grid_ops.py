@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import numpy as np
 import torch
@@ -17,7 +17,7 @@ from driveRT_ros.core.kernel_args import struct_value
 from driveRT_ros.core.nanovdb_layout import HEAD_FROM, GridHeader
 from driveRT_ros.core.reference.grid_ops import BLOCK, chunks, head_end
 
-WARPS, THREADS, LEAF_THREADS, UPPER_PARTS = 8, 128, 256, 8
+WARPS, THREADS, LEAF_THREADS, UPPER_PARTS, MESSAGES = 8, 128, 256, 8, 8
 """As in kernels/grid_ops_*.cu."""
 _BLOCKS_PER_PROCESSOR = 5  # of the checksum: all that its registers let in, so one wave does it
 _BLOCK_SHARED = 42 * 1024  # bytes that each takes of shared memory, what the driver adds included
@@ -44,31 +44,28 @@ def crc32(*tensors: torch.Tensor, run: Run | None = None, resident: int = 0) -> 
     device = tensors[0].device
     run, resident = run or _launcher(device), resident or _resident(device)
     out = torch.full((len(tensors),), -1, dtype=torch.int32, device=device)
-    filled = [i for i, data in enumerate(tensors) if data.nbytes]
-    if len(filled) < len(tensors):
-        out.zero_()
-        for i in filled:
-            out[i] = -1
-    for i in filled:
-        data, size = tensors[i], tensors[i].nbytes
-        count = (size - 1) // BLOCK  # whole chunks; what follows has 1 to 4096 bytes
-        rounds, blocks = _spread(count, resident)
-        fields = {
-            **{"data": data, **operators_on(device, BLOCK // 4), "begin": 0},
-            **{"end": count * BLOCK, "chunk_bytes": BLOCK, "chunks": count, "rounds": rounds},
-            **{"chunks_before": 0, "chunks_after": 0, "extra_begin": count * BLOCK},
-            **{"extra_bytes": size - count * BLOCK, "plain": 1, "head": None, "sum": out[i:]},
-        }
-        value = struct_value("grid_ops_checksum.cu", "Checksum", fields)
-        run(
-            "grid_ops_checksum",
-            "crc_chunks",
-            blocks + 1,
-            32 * WARPS,
-            value,
-            dependent=i > filled[0],
-        )
+    for at in range(0, len(tensors), MESSAGES):
+        value, blocks = _messages(tensors[at : at + MESSAGES], out[at:], resident)
+        run("grid_ops_checksum", "crc_messages", blocks, 32 * WARPS, value, dependent=at > 0)
     return out
+
+
+def _messages(
+    tensors: Sequence[torch.Tensor], sums: torch.Tensor, resident: int
+) -> tuple[np.void, int]:
+    """Return the argument of ``crc_messages``, and its blocks."""
+    sizes = [data.nbytes for data in tensors]
+    # Whole chunks of 4 KB; what follows has 1 to 4096 bytes and a block of its own.
+    counts = [max(size - 1, 0) // BLOCK for size in sizes]
+    rounds = _spread(sum(counts), resident)[0]
+    ends = np.cumsum([1 - (-count // (WARPS * rounds)) for count in counts])
+    rest = MESSAGES - len(tensors)
+    fields = {
+        **{**operators_on(sums.device, BLOCK // 4), "sums": sums, "rounds": rounds},
+        **{"data": [*tensors, *([None] * rest)], "bytes": [*sizes, *([0] * rest)]},
+        "block_end": [*ends, *([0] * rest)],
+    }
+    return struct_value("grid_ops_checksum.cu", "Messages", fields), int(ends[-1])
 
 
 def checksum(
@@ -212,7 +209,9 @@ def _resident(device: torch.device) -> int:
 @functools.cache
 def _kernel(stem: str, name: str, device: torch.device) -> Kernel:
     kernel = Kernel(stem, name, device=device)
-    return kernel.prefer_shared(100) if name == "crc_chunks" else kernel  # what 5 blocks need
+    return (
+        kernel.prefer_shared(100) if stem == "grid_ops_checksum" else kernel
+    )  # what 5 blocks need
 
 
 def _launcher(device: torch.device) -> Run:
