@@ -36,15 +36,15 @@ def _wide_candidates(shape: PoolShape) -> list[PoolTactic]:
     """Return tactics for many channels, where a warp needs more registers than it may have.
 
     A quarter of a multiprocessor runs 4 warps of 128 registers, 3 of 168 or 2 of 255; features of
-    eight bits need the fewest. One group for all channels reads depths once, not once a group.
+    eight bits need the fewest. One group for all channels reads depths once, not once a group. More
+    steps of a tile make fewer warps, which may then all be at work at once.
     """
     least = -(-shape.channels // USUAL_CHANNELS)
     whole = -(-shape.channels // MOST_CHANNELS)
     layouts = [  # warps, groups, passes, warps of a multiprocessor, bytes of a load
         *((4, least, 1, 16, 16), (2, least, 1, 16, 16)),
         *((4, least, 2, 16, 16), (4, least, 1, 16, 8), (4, least, 1, 12, 8), (4, least, 1, 16, 4)),
-        *((4, whole, 1, 8, 16), (2, whole, 1, 8, 16), (4, whole, 2, 8, 16)),
-        *((4, whole, 2, 12, 16), (2, whole, 2, 12, 16)),
+        *((4, whole, 1, 8, 16), (2, whole, 1, 8, 16), (4, whole, 2, 8, 16), (4, whole, 2, 12, 16)),
     ]
     return [
         PoolTactic(
@@ -58,6 +58,6 @@ def _wide_candidates(shape: PoolShape) -> list[PoolTactic]:
             whole_sectors=sectors,
         )
         for (warps, groups, passes, together, vector), steps, sectors in itertools.product(
-            layouts, (2, 3, 4), (False, True)
+            layouts, (2, 3, 4, 6), (False, True)
         )
     ]

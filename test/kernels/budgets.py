@@ -87,7 +87,7 @@ def pooling():
             yield stem, tactic.defines(dataclasses.replace(shape, logits=True)), ("sm_75", "sm_90")
     for features, changes in (  # only a search finds them
         (f8, {"warps": 4, "groups": 1, "min_blocks": 2}),
-        (f8, {"warps": 4, "groups": 1, "passes": 2, "min_blocks": 3, "whole_sectors": True}),
+        (f8, {"warps": 4, "groups": 1, "passes": 2, "min_blocks": 2, "whole_sectors": True}),
         (f16, {"warps": 4, "groups": 2, "passes": 2, "min_blocks": 4, "whole_sectors": True}),
     ):
         shape = PoolShape(256, features, f16, f16, 16 // features.itemsize)
