@@ -78,7 +78,7 @@ class CameraPipeline:
         self._graph = graph
         self._stages = CameraStages(config, self.network, self.device, self.dtype, graph=graph)
         self.plan_note = self._stages.pool.plan_note
-        self._decoder = CenterDecoder(config, Ops.for_device(self.device).rotated_nms)
+        self._decoder = CenterDecoder(config, Ops.for_device("cpu").rotated_nms)
         self._known: dict[str, Calibration] = {}
         self._rig: Rig | None = None
         self.map_builds = 0
@@ -100,7 +100,7 @@ class CameraPipeline:
             return CameraPipeline(config, self.weights, self.device, graph=self._graph)
         other = copy.copy(self)
         other.config = config
-        other._decoder = CenterDecoder(config, Ops.for_device(self.device).rotated_nms)
+        other._decoder = CenterDecoder(config, Ops.for_device("cpu").rotated_nms)
         return other
 
     def warm_up(self) -> None:
@@ -238,7 +238,7 @@ class CameraPipeline:
             return Proposals(nothing.boxes, nothing.scores, nothing.labels), {}
         proposals, dropped = self._decoder.propose(self._stages.heads)
         found = self._decoder.suppress(proposals)
-        boxes, scores, labels = (t.cpu() for t in (found.boxes, found.scores, found.labels))
+        boxes, scores, labels = found.boxes, found.scores, found.labels
         blind = self._lost_cells(rig, has_image)[self._cells_of(boxes)]
         kept = ~torch.from_numpy(blind)
         dropped["boxes_of_missing_cameras"] = int(blind.sum())

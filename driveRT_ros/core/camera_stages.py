@@ -7,7 +7,8 @@ and its depths weigh nothing.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import math
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from typing import Protocol
 
@@ -27,6 +28,9 @@ from driveRT_ros.models.lss import Lss
 
 NETWORK_STAGES = ("backbone", "pool", "head")
 Lap = Callable[[str], None]
+Output = tuple[int, str]
+"""What comes back from the device: number of a head and name of its map, or the layers."""
+LAYERS: Output = (-1, "layers")
 
 
 class ImageInput(Protocol):
@@ -55,8 +59,8 @@ class CameraStages:
 
     Attributes:
         pool: Sums softmax(depth logits) times features.
-        heads: Maps of every detection head by name, (1, channels, Y, X) float32 on the device, of
-            the last :meth:`run`.
+        heads: Maps of every detection head by name, (1, channels, Y, X) float32 on the host, of the
+            last frame that :meth:`layers` waited for.
     """
 
     def __init__(
@@ -77,17 +81,11 @@ class CameraStages:
         shape = (cameras, *model.image.size_hw, 3)
         self._numbers = torch.zeros(shape, dtype=dtype, device=device)
         self._images = self._numbers.permute(0, 3, 1, 2).unsqueeze(0)
-        _, *cells = model.grid.shape_zyx
-        outputs = len(model.network.segmentation) + len(model.network.class_names)
-        self._values = torch.zeros((outputs, *cells), device=device)
-        self._copy = HostCopy(self._values)
-        self.heads = [
-            {
-                name: torch.zeros((1, channels, *cells), device=device)
-                for name, channels in (*BRANCHES, ("heatmap", len(classes)))
-            }
-            for classes in model.network.classes_per_head
-        ]
+        shapes = _output_shapes(config)
+        self._out = torch.zeros(sum(map(math.prod, shapes.values())), device=device)
+        self._copy = HostCopy(self._out)
+        self._maps = _views(self._out, shapes)
+        self._layers, self.heads = _by_head(_views(torch.from_numpy(self._copy.words), shapes))
         work = {"images": self._fit, "backbone": self._lift, "pool": self._sum, "head": self._read}
         self._work: dict[str, Callable[[], object]] = {**work}
         self._graphs = {stage: self._fresh(stage) for stage in work}
@@ -143,7 +141,8 @@ class CameraStages:
     def layers(self) -> npt.NDArray[np.float32]:
         """Wait for the frame; return (outputs, Y, X) probabilities: layers, then classes."""
         self._copy.wait()
-        return self._copy.words.copy()
+        values: npt.NDArray[np.float32] = self._layers.numpy().copy()
+        return values
 
     def _fresh(self, stage: str) -> StageGraphs:
         # A device that refused once is not asked again with every calibration.
@@ -171,17 +170,47 @@ class CameraStages:
     def _read(self) -> None:
         with self._arithmetic():
             maps = self._network.read(self.pool.out)
-        for kept, made in zip(self.heads, maps.heads):
-            for name, tensor in kept.items():
-                tensor.copy_(made[name])
+        for number, head in enumerate(maps.heads):
+            for name, made in head.items():
+                self._maps[number, name].copy_(made)
         logits = [maps.segmentation[0], *(head["heatmap"][0] for head in maps.heads)]
-        torch.sigmoid(torch.cat(logits).float(), out=self._values)
+        torch.sigmoid(torch.cat(logits).float(), out=self._maps[LAYERS])
 
     def _arithmetic(self) -> AbstractContextManager[None]:
         """Give the same bytes every time, and float32 products where float32 is asked for."""
         return torch.backends.cudnn.flags(  # type: ignore[no-any-return]
             enabled=True, benchmark=False, deterministic=True, allow_tf32=self._tf32
         )
+
+
+def _output_shapes(config: CameraConfig) -> dict[Output, tuple[int, ...]]:
+    """Return the shape of everything that comes back, the layers first."""
+    model = config.model
+    _, *cells = model.grid.shape_zyx
+    outputs = len(model.network.segmentation) + len(model.network.class_names)
+    shapes: dict[Output, tuple[int, ...]] = {LAYERS: (outputs, *cells)}
+    for number, classes in enumerate(model.network.classes_per_head):
+        for name, channels in (*BRANCHES, ("heatmap", len(classes))):
+            shapes[number, name] = (1, channels, *cells)
+    return shapes
+
+
+def _views(
+    words: torch.Tensor, shapes: Mapping[Output, tuple[int, ...]]
+) -> dict[Output, torch.Tensor]:
+    parts = words.split([math.prod(shape) for shape in shapes.values()])
+    return {key: part.view(shape) for (key, shape), part in zip(shapes.items(), parts)}
+
+
+def _by_head(
+    views: Mapping[Output, torch.Tensor],
+) -> tuple[torch.Tensor, list[dict[str, torch.Tensor]]]:
+    """Return the layers, and the maps of each head by name."""
+    heads: dict[int, dict[str, torch.Tensor]] = {}
+    for (number, name), view in views.items():
+        if (number, name) != LAYERS:
+            heads.setdefault(number, {})[name] = view
+    return views[LAYERS], list(heads.values())
 
 
 def _input(config: CameraConfig, present: torch.Tensor) -> ImageInput:

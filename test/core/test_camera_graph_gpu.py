@@ -109,7 +109,7 @@ def test_the_network_input_is_that_of_the_cpu_and_the_layers_are_about_its(sets)
 
 def test_a_frame_never_waits_but_for_its_result(sets):
     """torch refuses every synchronising call; waiting for an event is none."""
-    pipeline = CameraPipeline(CameraConfig(), device=DEVICE)
+    pipeline = CameraPipeline(with_heads(), device=DEVICE)
     want = [pipeline.process(frames) for frames in (*sets, sets[0][1:])]
     torch.cuda.synchronize()
     torch.cuda.set_sync_debug_mode("error")
