@@ -60,6 +60,18 @@ def test_lifted_shapes_and_depths_that_add_up_to_one():
     torch.testing.assert_close(depth.sum(2), torch.ones(1, 3, 4, 6))
 
 
+def test_logits_are_handed_on_without_a_copy_and_their_softmax_is_the_depth():
+    config = model()
+    network = untrained_camera_weights(config, 0).network()
+    with torch.no_grad():
+        logits, context = network.lift_logits(images(config))
+        depth, lifted = network.lift(images(config))
+    assert logits.untyped_storage().data_ptr() == context.untyped_storage().data_ptr()
+    assert logits.min() < 0, "not yet weights"
+    assert torch.equal(logits.softmax(dim=2), depth)
+    assert torch.equal(context, lifted)
+
+
 @pytest.mark.parametrize("z_cells", [1, 2])
 @pytest.mark.parametrize("heads", [(), ("car,truck", "pedestrian")])
 def test_every_output_covers_the_grid(z_cells, heads):
