@@ -122,9 +122,12 @@ class Database:
 def paste(
     sample: Sample, database: Database, config: AugmentConfig, rng: np.random.Generator
 ) -> Sample:
-    """Fill a frame up with objects that collide with none, at the places they were cut from.
+    """Fill a frame up with objects at the places they were cut from.
 
-    What stood where an object is pasted goes: its points are cut out of the frame.
+    They collide with nothing: objects with few points, or of classes that the frame has more of
+    than asked for, make way; others are in the way. In a full street rare and large objects hardly
+    find a place otherwise. What stood where an object is pasted goes: its points are cut out of
+    the frame.
 
     Args:
         sample: The frame.
@@ -136,25 +139,28 @@ def paste(
     """
     if not config.paste_to or rng.random() >= config.paste_share:
         return sample
-    present = np.bincount(sample.labels, minlength=len(config.paste_to))
-    drawn = database.draw(tuple(np.array(config.paste_to) - present), rng)
-    new = [drawn[k] for k in _free(sample.boxes, drawn)]
-    if not new:
+    seen = sample.num_points >= config.database_min_points
+    missing = np.array(config.paste_to)
+    missing = missing - np.bincount(sample.labels[seen], minlength=len(missing))
+    drawn = database.draw(tuple(missing), rng)
+    chosen, stays = _places(sample, drawn, seen, -missing)
+    if not chosen:
         return sample
+    new = [drawn[k] for k in chosen]
     points, boxes = unpack(sample.points), np.stack([cutting.box for cutting in new])
-    # The room an object takes is free of points of any sweep.
+    # The room an object takes is free of points of any sweep; who makes way takes theirs along.
     still = boxes.copy()
     still[:, 7:9] = 0.0
     blocked = np.zeros(len(points), bool)
-    for rows in points_in_boxes(points, still):
+    for rows in points_in_boxes(points, np.concatenate((still, sample.boxes[~stays]))):
         blocked[rows] = True
     kept = Packed(sample.points.xyz[~blocked], sample.points.rest[~blocked])
     parts = [kept, *(cutting.points for cutting in new)]
     return Sample(
         Packed(np.concatenate([p.xyz for p in parts]), np.concatenate([p.rest for p in parts])),
-        np.concatenate((sample.boxes, boxes)),
-        np.concatenate((sample.labels, [cutting.label for cutting in new])),
-        np.concatenate((sample.num_points, [len(cutting.points) for cutting in new])),
+        np.concatenate((sample.boxes[stays], boxes)),
+        np.concatenate((sample.labels[stays], [cutting.label for cutting in new])),
+        np.concatenate((sample.num_points[stays], [len(cutting.points) for cutting in new])),
     )
 
 
@@ -179,17 +185,34 @@ def thin_sweeps(sample: Sample, config: AugmentConfig, rng: np.random.Generator)
     return Sample(points, sample.boxes, sample.labels, np.array(counts, np.int64))
 
 
-def _free(boxes: Floats, drawn: Sequence[Cutting]) -> list[int]:
-    """Return which drawn objects overlap no box and none chosen before."""
+def _places(
+    sample: Sample,
+    drawn: Sequence[Cutting],
+    seen: npt.NDArray[np.bool_],
+    spare: npt.NDArray[np.int64],
+) -> tuple[list[int], npt.NDArray[np.bool_]]:
+    """Return which drawn objects find a place, and which of the frame stay.
+
+    Args:
+        sample: The frame.
+        drawn: Objects to place, one after the other.
+        seen: Which objects of the frame have enough points to be missed.
+        spare: Of each class, how many of these may make way.
+    """
+    old = len(sample.boxes)
+    chosen: list[int] = []
+    stays = np.ones(old, bool)
     if not drawn:
-        return []
-    old = len(boxes)
-    every = torch.from_numpy(np.concatenate((boxes, np.stack([c.box for c in drawn]))))
+        return chosen, stays
+    every = torch.from_numpy(np.concatenate((sample.boxes, np.stack([c.box for c in drawn]))))
     hits = (rotated_iou_bev(every[old:], every) > 0).numpy()
-    used, chosen = np.zeros(len(every), bool), []
-    used[:old] = True
     for k in range(len(drawn)):
-        if not (hits[k] & used).any():
-            used[old + k] = True
-            chosen.append(k)
-    return chosen
+        leave = hits[k, :old] & stays
+        missed = sample.labels[leave & seen]
+        left = spare - np.bincount(missed, minlength=len(spare))
+        if hits[k, [old + other for other in chosen]].any() or (left[missed] < 0).any():
+            continue
+        chosen.append(k)
+        stays &= ~leave
+        spare = left
+    return chosen, stays

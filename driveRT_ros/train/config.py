@@ -74,8 +74,12 @@ class DataConfig(Config):
 class AugmentConfig(Config):
     """How a frame is changed each time it is seen."""
 
-    flip_x: bool = param(True, "Mirror front and back in half of the frames.")
-    flip_y: bool = param(True, "Mirror left and right in half of the frames.")
+    flip_x: bool = param(
+        True, "Turn x around in half of the frames: left and right of a LiDAR whose y is ahead."
+    )
+    flip_y: bool = param(
+        True, "Turn y around in half of the frames: front and back of a LiDAR whose y is ahead."
+    )
     max_rotation_rad: float = param(
         0.785, "Turn about +z by up to this.", unit="rad", ge=0.0, le=3.15
     )
@@ -127,6 +131,13 @@ class LossConfig(Config):
         le=0.9,
     )
     min_radius_cells: int = param(2, "Least radius of the heat of a box.", ge=0, le=100)
+    rows_per_object: int = param(
+        1,
+        "Rows around its centre that describe a box: the nearest alone, or up to so many that "
+        "carry its heat.",
+        ge=1,
+        le=1000,
+    )
 
 
 @dataclass(frozen=True)

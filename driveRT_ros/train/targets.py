@@ -2,7 +2,9 @@
 
 Source: Yin et al., "Center-based 3D object detection and tracking", CVPR 2021, for heat and box
 code; Chen et al., "VoxelNeXt", CVPR 2023, for their form on sparse rows: an object belongs to the
-row nearest to its centre, and the heat is drawn around that row and around the centre.
+row nearest to its centre, and the heat is drawn around that row and around the centre. More rows
+around the centre may describe it as well: the row whose heat is greatest in the end, and whose box
+is the one that stays, is often another than the nearest.
 """
 
 from __future__ import annotations
@@ -24,16 +26,18 @@ CODE_DIM = 10
 
 _SPARE_CELLS = 2.0
 """An object is left out where no row lies within half its diagonal and this."""
+_LEAST_HEAT = 0.2
+"""A row with less heat of an object does not describe it, unless it is the nearest one."""
 
 
 @dataclass(frozen=True, eq=False)
 class Targets:
-    """What the heads of one batch should say; P objects were found a row.
+    """What the heads of one batch should say; P pairs of an object and a row that describes it.
 
     Args:
-        heat: (N, classes of all heads) in [0, 1]; 1 at the row of an object.
-        rows: (P,) int64 row of each object.
-        labels: (P,) int64 class over all heads.
+        heat: (N, classes of all heads) in [0, 1]; 1 at the row nearest to an object.
+        rows: (P,) int64 row of each pair; at first the nearest ones, object after object.
+        labels: (P,) int64 class of its object over all heads.
         codes: (P, 10) box code; NaN where the velocity is unknown.
         left_out: Objects without a row near them, or off the grid.
     """
@@ -138,19 +142,22 @@ def assign_targets(
     on_grid = ((centres >= 0) & (centres < _grid(voxels, centres))).all(dim=1)
     objects = _Objects(centres, torch.where(on_grid, reach, -1), 2 * sigma * sigma, names)
     cells_xy = coords_bzyx[:, 2:4].flip(1).to(every.dtype)
-    usable, rows, first, first_row = [], [], 0, 0
+    parts: list[_Pairs] = []
+    first, first_row = 0, 0
     for count, size in zip(counts, map(len, boxes)):
         mine = _Objects(*(column[first : first + size] for column in objects))
         here = slice(first_row, first_row + count)
-        found, near = _draw(heat[:, here], cells_xy[here], mine)
-        usable.append(found)
-        rows.append(near + first_row)
+        found = _draw(heat[:, here], cells_xy[here], mine, config.rows_per_object)
+        parts += [p._replace(rows=p.rows + first_row, which=p.which + first) for p in found]
         first, first_row = first + size, first_row + count
-    # One wait for the whole batch: how many objects there are.
-    chosen = torch.cat(usable).nonzero().squeeze(1)
-    where, every = torch.cat(rows)[chosen], every[chosen]
-    codes = encode_boxes(every, cells_xy[where], voxels)
-    return Targets(heat.T.contiguous(), where, names[chosen], codes, len(names) - len(chosen))
+    # The nearest rows of all frames, then the others.
+    pairs = _Pairs(*map(torch.cat, zip(*parts[::2], *parts[1::2])))
+    # Two waits for the whole batch: how many pairs there are, and how many objects.
+    chosen = pairs.usable.nonzero().squeeze(1)
+    where, which = pairs.rows[chosen], pairs.which[chosen]
+    left_out = len(names) - int((chosen < len(names)).sum())
+    codes = encode_boxes(every[which], cells_xy[where], voxels)
+    return Targets(heat.T.contiguous(), where, names[which], codes, left_out)
 
 
 class _Objects(NamedTuple):
@@ -162,22 +169,38 @@ class _Objects(NamedTuple):
     labels: torch.Tensor
 
 
+class _Pairs(NamedTuple):
+    """Rows (K,), the objects (K,) they may describe, and whether they do (K,)."""
+
+    usable: torch.Tensor
+    rows: torch.Tensor
+    which: torch.Tensor
+
+
 def _draw(
-    heat: torch.Tensor, cells_xy: torch.Tensor, objects: _Objects
-) -> tuple[torch.Tensor, torch.Tensor]:
-    """Draw the heat (classes, N) of one frame; return which objects have a row, and the nearest."""
-    if len(cells_xy) == 0 or len(objects.labels) == 0:
-        return torch.zeros_like(objects.labels, dtype=torch.bool), torch.zeros_like(objects.labels)
-    apart = _squared_distances(objects.centres, cells_xy + 0.5)
-    nearest_sq, rows = apart.min(dim=1)
+    heat: torch.Tensor, cells_xy: torch.Tensor, objects: _Objects, rows_per_object: int
+) -> tuple[_Pairs, _Pairs]:
+    """Draw the heat (classes, N) of one frame; pair objects with their nearest rows, and others."""
+    which = torch.arange(len(objects.labels), device=heat.device)
+    if len(cells_xy) == 0 or len(which) == 0:
+        none = torch.zeros_like(which)
+        return _Pairs(none.bool(), none, which), _Pairs(none[:0].bool(), none[:0], which[:0])
+    to_centre = _squared_distances(objects.centres, cells_xy + 0.5)
+    nearest_sq, rows = to_centre.min(dim=1)
     usable = (objects.reach >= 0) & (nearest_sq <= objects.reach**2)
-    apart = torch.minimum(apart, _squared_distances(cells_xy[rows], cells_xy))
+    apart = torch.minimum(to_centre, _squared_distances(cells_xy[rows], cells_xy))
     bell = torch.exp(-apart / objects.spread[:, None])
-    drawn = torch.where(usable[:, None], bell, 0)
+    drawn = torch.where(usable[:, None], bell, 0).to(heat.dtype)
     # The greatest of several values is the same in any order.
     index = objects.labels[:, None].expand_as(drawn)
-    heat.scatter_reduce_(0, index, drawn.to(heat.dtype), "amax")
-    return usable, rows
+    heat.scatter_reduce_(0, index, drawn, "amax")
+    # Others: those of most heat, each for the object of its class that it has most heat of.
+    near = apart.topk(min(rows_per_object, len(cells_xy)), dim=1, largest=False).indices
+    mine = drawn.gather(1, near)
+    greatest = heat[objects.labels[:, None], near]
+    more = (mine >= _LEAST_HEAT) & (mine == greatest) & (near != rows[:, None])
+    others = _Pairs(more.flatten(), near.flatten(), which[:, None].expand_as(near).flatten())
+    return _Pairs(usable, rows, which), others
 
 
 def _squared_distances(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:

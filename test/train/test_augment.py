@@ -135,6 +135,42 @@ def test_a_frame_is_filled_up_to_the_number_asked_for():
     assert same is sample
 
 
+def crowded() -> Sample:
+    """Return a frame with an object of class 0 at every place of the database."""
+    sample = small_sample(1, objects=0, ground=3000, span=20.0)
+    boxes = np.stack([cutting.box for cutting in a_database().objects()])
+    boxes[:, 3:6], boxes[:, 7:9] = (0.5, 0.5, 4.0), 0.0
+    counts = [len(rows) for rows in points_in_boxes(unpack(sample.points), boxes)]
+    return Sample(sample.points, boxes, np.zeros(len(boxes), np.int64), np.array(counts))
+
+
+def test_objects_that_a_frame_has_too_many_of_make_way_for_rare_ones():
+    """In a full street nearly every bus that was drawn met a car and was left out."""
+    sample = crowded()
+    sample.num_points[:] = 100
+    config, rng = augment(paste_to=(3, 2, 2, 0), paste_share=1.0), np.random.default_rng(0)
+    out = paste(sample, a_database(), config, rng)
+    counts = np.bincount(out.labels, minlength=4)
+    new = int(counts[1:].sum())
+    assert counts[1] and counts[2] and 3 <= counts[0] < len(sample.boxes)
+    boxes = torch.from_numpy(out.boxes)
+    assert rotated_iou_bev(boxes, boxes).fill_diagonal_(0).max() < 1e-6
+    # Who left took the points along: only what was pasted lies in the boxes.
+    inside = [len(rows) for rows in points_in_boxes(unpack(out.points), out.boxes[-new:])]
+    assert inside == out.num_points[-new:].tolist()
+
+
+def test_objects_that_a_frame_needs_make_no_way_unless_they_are_hardly_seen():
+    sample = crowded()
+    places = len(sample.boxes)
+    config = augment(paste_to=(places, 2, 2, 2), paste_share=1.0)
+    sample.num_points[:] = 100
+    assert paste(sample, a_database(), config, np.random.default_rng(0)) is sample
+    sample.num_points[:] = config.database_min_points - 1
+    out = paste(sample, a_database(), config, np.random.default_rng(0))
+    assert (np.bincount(out.labels, minlength=4)[1:] >= 1).all()
+
+
 def test_a_full_class_of_the_database_keeps_the_newest():
     config = augment(database_per_class=2)
     database = a_database(config)

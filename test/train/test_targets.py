@@ -104,6 +104,45 @@ def test_each_frame_of_a_batch_has_rows_of_its_own():
     assert found.left_out == 1  # frame 2 has no row at all
 
 
+def test_rows_around_the_nearest_describe_the_same_box():
+    """A box came from the row of greatest heat, and only the nearest row had learned boxes."""
+    cells = [(y, x) for y in range(6, 18) for x in range(6, 18)]
+    one = box(0.1, 0.1)
+    alone, more = (assign(rows(cells), [one], [[2]], rows_per_object=n) for n in (1, 9))
+    assert torch.equal(alone.heat, more.heat) and more.left_out == 0
+    assert alone.rows.tolist() == more.rows[:1].tolist() == [cells.index((12, 12))]
+    assert sorted(more.rows.tolist()) == [
+        cells.index((y, x)) for y in (11, 12, 13) for x in (11, 12, 13)
+    ]
+    assert more.labels.tolist() == [2] * 9
+    at = torch.tensor(cells)[more.rows]
+    branches = dict(zip((n for n, _ in BRANCHES), more.codes.split([n for _, n in BRANCHES], 1)))
+    back = decode_boxes(branches, at, VOXELS.point_cloud_range[:2], VOXELS.voxel_size[:2], 8)
+    torch.testing.assert_close(back, one.expand(9, 9))
+
+
+def test_a_row_between_two_objects_of_a_class_describes_the_one_it_has_more_heat_of():
+    cells = [(12, x) for x in range(6, 18)]
+    both = torch.cat((box(-0.7, 0.4, velocity=(1, 0)), box(0.9, 0.4, velocity=(2, 0))))
+    same = assign(rows(cells), [both], [[1, 1]], rows_per_object=5)
+    assert len(set(same.rows.tolist())) == len(same.rows)
+    speed = dict(zip((cells[r][1] for r in same.rows.tolist()), same.codes[:, 8].tolist()))
+    assert speed == {10: 1, 11: 1, 12: 2, 13: 2, 14: 2} | {k: speed[k] for k in speed if k < 10}
+    assert all(v == 1 for k, v in speed.items() if k < 12)
+    # Objects of other classes do not compete.
+    apart = assign(rows(cells), [both], [[1, 2]], rows_per_object=5)
+    assert len(apart.rows) > len(set(apart.rows.tolist()))
+
+
+def test_more_rows_than_there_are_and_objects_left_out_give_no_pairs():
+    frames = torch.cat((rows([(12, 12)]), rows([(12, 12), (12, 13)], 2)))
+    found = assign(frames, [box(0.1, 0.1)] * 3, [[0], [1], [3]], rows_per_object=9)
+    assert found.rows.tolist() == [0, 1, 2] and found.labels.tolist() == [0, 3, 3]
+    assert found.left_out == 1  # frame 1 has no row
+    off = assign(rows([(12, 12)]), [box(30.0, 0.0)], [[0]], rows_per_object=9)
+    assert off.left_out == 1 and len(off.rows) == 0
+
+
 @pytest.mark.parametrize("overlap", [0.1, 0.5, 0.7])
 def test_a_box_moved_by_the_radius_keeps_the_overlap(overlap):
     rng = np.random.default_rng(0)
