@@ -186,9 +186,24 @@ SUITES: dict[str, Callable[[Table, str], str]] = {
 """What makes the tables of a result, by its suite."""
 
 
+SECTIONS = {"grid": "## Grids"}
+"""Where the tables of a suite go that had no result before."""
+
+
 def begin(suite: str) -> str:
     """Return the marker before the tables of a suite."""
     return f"<!-- results:{suite} -->"
+
+
+def with_markers(text: str, suite: str) -> str:
+    """Return a README with markers at the end of the section of a suite, where it has none yet."""
+    start = text.find(f"\n{SECTIONS.get(suite, '')}\n")
+    if begin(suite) in text or suite not in SECTIONS or start < 0:
+        return text
+    end = text.find("\n## ", start + 1)
+    end = len(text) if end < 0 else end
+    section = text[:end].rstrip("\n")
+    return f"{section}\n\n{begin(suite)}\n{END}\n{text[end:]}"
 
 
 def with_tables(text: str, new: str, suite: str) -> str:
@@ -219,7 +234,7 @@ def main() -> None:
         suite = result["suite"]
         new = SUITES[suite](result, path.name)
         if options.write:
-            text = with_tables(text, new, suite)
+            text = with_tables(with_markers(text, suite), new, suite)
         else:
             print(new, end="\n\n")
     if options.write:

@@ -78,13 +78,14 @@ def grid_tables(report: Table, name: str) -> str:
                 peers[peer] = None
             elif "graph_us" in times:
                 operators[grid, operator] = times
-    head = ["grid, operator", "kernels", "GB/s", "of read", "call", "prepared"]
+    head = ["grid, operator", "kernels", "GB/s", "of read", "host", "call", "prepared"]
     head += [f"{peer} (over call, prepared)" for peer in peers]
     for (grid, operator), times in operators.items():
         line = [f"{grid}, {operator}", f"{times['graph_us']['median']:,.1f}"]
         share = times.get("of_read")
         line += [f"{times['gb_per_s']:,.0f}", f"{share:.0%}" if share else ""]
-        line += [f"{times[way]['median']:,.1f}" for way in ("wall_us", "repeated_us")]
+        ways = ("host_us", "wall_us", "repeated_us")
+        line += [f"{times[way]['median']:,.1f}" if way in times else "" for way in ways]
         for peer in peers:
             theirs = report["grids"][grid]["operators"].get(f"{peer}: {operator}")
             line.append(_peer_cell(theirs) if theirs else "")
@@ -92,13 +93,20 @@ def grid_tables(report: Table, name: str) -> str:
     ceilings = report["ceilings"]
     text = (
         f"{source(report, name)} Kernels: replays of a graph. Call: until the host has a checksum, "
-        "or the nodes hold their statistics. Prepared: the same where the grid stays "
-        "(`core/grid_repeat.py`). Peers: NanoVDB's own CUDA headers in the same process, on the "
-        "same bytes, results compared, memory reserved outside of the call; time of the call. "
+        "or the nodes hold their statistics; host: what of it keeps the host busy. Prepared: the "
+        "same where the grid stays (`core/grid_repeat.py`). Peers: NanoVDB's own CUDA headers in the "
+        "same process, on the same bytes, results compared, memory reserved outside of the call; time of the call. "
         f"Measured: copy {ceilings['copy_tb_per_s']:.2f} TB/s, read "
-        f"{ceilings['read_tb_per_s']:.2f} TB/s."
+        f"{ceilings['read_tb_per_s']:.2f} TB/s.{_idle(report)}"
     )
     return "\n\n".join((text, markdown(head, lines)))
+
+
+def _idle(report: Table) -> str:
+    idle = [grid["idle_call_us"]["median"] for grid in report["grids"].values() if "load" in grid]
+    return (
+        f" A call that fills one word took {min(idle):.0f} to {max(idle):.0f} µs." if idle else ""
+    )
 
 
 def _peer_cell(theirs: Table) -> str:

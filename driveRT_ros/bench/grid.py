@@ -6,13 +6,16 @@ active voxels. An operator that is wrong has no time. On a GPU results must also
 those of the reference bit by bit where the grid is small enough to wait for it.
 
 ``wall``: one call from the host until its result is complete; of a checksum, until the host has it.
-``repeated``: the same where the call was prepared once. ``graph``: replays of one CUDA graph. Each
+``host``: what such a call keeps the host busy without waiting. ``repeated``: as ``wall``, where the
+call was prepared once. ``graph``: replays of one CUDA graph, the kernels alone. ``idle call``: the
+wall time of filling one word, taken beside every grid: a host that others use shows in it. Each
 writes into memory that is there already. Peers do the same work on the same bytes, memory that they
 free inside a call kept for the next; ``as is``: given back to the device.
 """
 
 from __future__ import annotations
 
+import os
 import statistics
 import time
 import zlib
@@ -253,6 +256,8 @@ def measure(
 
 def _record(bench: GridBench, rounds: int, ceilings: Mapping[str, float]) -> dict[str, Any]:
     failures, operators = bench.failures(), {}
+    word = torch.zeros(1, device=bench.grid.device)
+    idle = summary(_wall_us(word.zero_, rounds, bench.grid.is_cuda))
     for name, operator in bench.operators().items():
         if failures[name]:
             operators[name] = {"absent": failures[name]}
@@ -271,6 +276,8 @@ def _record(bench: GridBench, rounds: int, ceilings: Mapping[str, float]) -> dic
         "index_bytes": len(bench.index),
         "nodes": {"leaf": leaves, "lower": lowers, "upper": uppers},
         "active_voxels": bench.index_header.value_count - 1,
+        "idle_call_us": idle,
+        "load": list(os.getloadavg()),
         "operators": operators,
     }
 
@@ -282,6 +289,7 @@ def _operator_record(
     found["wall_us"] = summary(_wall_us(operator.call, rounds, on_gpu))
     best = found["wall_us"]["median"]
     if on_gpu:
+        found["host_us"] = summary(_host_us(operator.enqueue, rounds))
         found["repeated_us"] = summary(_wall_us(operator.repeated(), rounds, on_gpu))
         found["graph_us"] = summary(_graph_us(operator.enqueue, rounds))
         best = found["graph_us"]["median"]
@@ -330,6 +338,17 @@ def _wall_us(work: Callable[[], Any], rounds: int, on_gpu: bool) -> list[float]:
     return times
 
 
+def _host_us(work: Callable[[], Any], rounds: int) -> list[float]:
+    times = []
+    for _ in range(rounds):
+        torch.cuda.synchronize()
+        begin = time.perf_counter()
+        work()
+        times.append((time.perf_counter() - begin) * 1e6)
+    torch.cuda.synchronize()
+    return times
+
+
 def _graph_us(work: Callable[[], Any], rounds: int) -> list[float]:
     def run() -> None:
         work()
@@ -345,14 +364,15 @@ def table(report: dict[str, Any]) -> list[list[str]]:
     ``of peak``: of the bandwidth of reading for what reads, else of copying. ``over ours``: the
     wall time of a peer over that of our call, then over that of our repeated call.
     """
-    head = ["grid", "operator", "graph µs", "wall µs", "repeated", "GB/s", "of peak", "over ours"]
+    head = ["grid", "operator", "graph µs", "host µs", "wall µs", "repeated"]
+    head += ["GB/s", "of peak", "over ours"]
     lines = [head]
     for grid, record in report["grids"].items():
         for name, found in record["operators"].items():
             title = f"{name}, absent: {found['absent']}" if "absent" in found else name
             times = [
                 f"{found[kind]['median']:,.1f}" if kind in found else ""
-                for kind in ("graph_us", "wall_us", "repeated_us")
+                for kind in ("graph_us", "host_us", "wall_us", "repeated_us")
             ]
             rate = f"{found['gb_per_s']:,.1f}" if "gb_per_s" in found else ""
             share = found.get("of_read", found.get("of_copy"))

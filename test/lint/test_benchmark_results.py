@@ -185,6 +185,15 @@ def test_tables_are_put_between_the_markers_and_nowhere_else():
         report.with_tables("no markers", "new", "sparse")
 
 
+def test_the_first_result_of_a_suite_gets_markers_at_the_end_of_its_section():
+    text = "# Kernels\n\n## Grids\n\nWords.\n\n## More\n\nOther words.\n"
+    marked = report.with_markers(text, "grid")
+    assert marked == text.replace("Words.\n", f"Words.\n\n{report.begin('grid')}\n{report.END}\n")
+    assert report.with_markers(marked, "grid") == marked
+    assert report.with_markers(text, "sparse") == text
+    assert "\n## Grids\n" in report.README.read_text()
+
+
 def test_pooling_shows_every_format_beside_its_baselines_and_the_floor():
     contenders = {
         "tiles fp16": {"warm_us": times(6.0)},
@@ -201,15 +210,16 @@ def test_pooling_shows_every_format_beside_its_baselines_and_the_floor():
 
 def test_operators_on_grids_show_peers_over_both_ways_to_call_ours():
     ours = {"graph_us": times(17.0), "wall_us": times(110.0), "repeated_us": times(38.0)}
-    ours |= {"gb_per_s": 542.0, "of_read": 0.12}
+    ours |= {"gb_per_s": 542.0, "of_read": 0.12, "host_us": times(21.0)}
     peer = {"wall_us": times(220.0), "over_ours": {"wall_us": 2.0, "repeated_us": 5.79}}
     operators = {"checksum": ours, "after: checksum": peer, "after: checksum, allocating": peer}
     origin = dict.fromkeys(("gpu", "driver", "torch", "date", "commit"), "x")
-    result = {**origin, "grids": {"fog, 7 MB": {"operators": operators}}}
+    fog = {"operators": operators, "idle_call_us": times(19.0), "load": [0.5]}
+    result = {**origin, "grids": {"fog, 7 MB": fog}}
     result["ceilings"] = {"copy_tb_per_s": 2.7, "read_tb_per_s": 4.45}
     text = report.grid_tables(result, "grid-x.json")
-    line = "| fog, 7 MB, checksum | 17.0 | 542 | 12% | 110.0 | 38.0 | 220.0 (2.0×, 5.8×) |"
-    assert line in text and "allocating" not in text
+    line = "| fog, 7 MB, checksum | 17.0 | 542 | 12% | 21.0 | 110.0 | 38.0 | 220.0 (2.0×, 5.8×) |"
+    assert line in text and "took 19 to 19 µs" in text and "allocating" not in text
 
 
 # ---- kernel sums --------------------------------------------------------------------------------
