@@ -94,7 +94,7 @@ class Lidar:
         local = self._directions(rng)
         lag = 1.0 - np.arange(1, config.num_azimuths + 1) / config.num_azimuths  # last column: 0
         poses = world.T_world_ego(time_s - lag / world.config.rate_hz) @ self.T_ego_lidar
-        rays = Rays(poses[:, :3, 3], np.einsum("wij,wbj->wbi", poses[:, :3, :3], local))
+        rays = Rays(poses[:, :3, 3], _turned(poses, local))
         seen = self._look(rays, local, time_s, rng)
         measured, intensity, owner = self._measure(seen, rng)
         return self._report(measured, intensity, owner, poses, local, stamp_ns)
@@ -106,7 +106,7 @@ class Lidar:
         azimuth += _AZIMUTH_NOISE_RAD * rng.standard_normal(len(azimuth))
         flat, up = np.cos(self.elevations), np.sin(self.elevations)
         x, y = np.cos(azimuth)[:, None] * flat, np.sin(azimuth)[:, None] * flat
-        return np.stack([x, y, np.broadcast_to(up, x.shape)], axis=-1)
+        return np.moveaxis(np.stack([x, y, np.broadcast_to(up, x.shape)]), 0, -1)
 
     def _look(
         self, rays: Rays, local: np.ndarray, time_s: float, rng: np.random.Generator
@@ -180,7 +180,7 @@ class Lidar:
         """
         columns, beams = local.shape[:2]
         moved = np.linalg.inv(poses[-1]) @ poses
-        xyz = np.einsum("wij,wbj->wbi", moved[:, :3, :3], local * measured.reshape(columns, -1, 1))
+        xyz = _turned(moved, local * measured.reshape(columns, -1, 1))
         xyz = (xyz + moved[:, None, :3, 3]).reshape(-1, 3)
         returned = measured > 0.0
         keep = returned | self.config.keep_no_returns
@@ -193,6 +193,15 @@ class Lidar:
             frame_id=self.config.frame_id,
         )
         return Sweep(points, owner[keep], returned[keep])
+
+
+def _turned(poses: np.ndarray, vectors: np.ndarray) -> np.ndarray:
+    """Return vectors (W, B, 3) of each column turned by its pose (W, 4, 4), stored axis by axis."""
+    x, y, z = np.moveaxis(vectors, -1, 0)
+    out = np.empty((3, *x.shape))
+    for axis, (a, b, c) in zip(out, np.moveaxis(poses[:, :3, :3, None], 0, 2)):
+        np.add(a * x + c * z, b * y, out=axis)
+    return np.moveaxis(out, 0, -1)
 
 
 def _show(

@@ -11,11 +11,11 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from driveRT_ros.sim.pairs import Groups, Rays, Shapes, candidates
+from driveRT_ros.sim.pairs import Groups, Rays, Shapes, candidates, ragged
 from driveRT_ros.sim.solids import BOX, CYLINDER, ELLIPSOID, FOLIAGE, WEDGE
 
 _TINY = 1e-12
-_SHELLS_M = (0.0, 14.0, 32.0, np.inf)
+_SHELLS_M = (14.0, 32.0)
 """Distances between which bodies are met together; what lies nearer hides what lies farther."""
 
 
@@ -47,37 +47,37 @@ def cast(rays: Rays, bodies: np.ndarray, max_range_m: float, rng: np.random.Gene
     shapes = Shapes.of(bodies)
     _, groups, total = candidates(rays, shapes, max_range_m)
     luck = rng.random(total)
+    shell = np.searchsorted(_SHELLS_M, groups.near, "right")
+    groups = groups.take(
+        np.argsort(shell * len(_INTERVALS) + shapes.kind[groups.which], kind="stable")
+    )
+    ends = np.searchsorted(np.sort(shell), np.arange(len(_SHELLS_M) + 2)).tolist()
     found = []
-    for begin, end in zip(_SHELLS_M, _SHELLS_M[1:]):
-        shell = np.nonzero((groups.near >= begin) & (groups.near < end))[0]
-        kind = shapes.kind[groups.which[shell]]
-        for code in _INTERVALS:
-            some = groups.take(shell[kind == code])
-            ray, pair, which, enter = _enter(rays, shapes, some, code, luck, range_m)
+    for begin, end in zip(ends, ends[1:]):
+        if begin < end:
+            some = groups.take(slice(begin, end))
+            ray, pair, which, enter = _enter(rays, shapes, some, luck, range_m)
             met = np.nonzero(enter < max_range_m)[0]
             ray, enter = ray[met], enter[met]
             np.minimum.at(range_m, ray, enter)
             found.append((ray, pair[met], which[met], enter))
-    return Hits(range_m, _nearest(range_m, *(np.concatenate(part) for part in zip(*found))))
+    body = np.full(columns * beams, -1, np.int64)
+    if found:
+        ray, pair, which, enter = (np.concatenate(part) for part in zip(*found))
+        # Of several bodies at the same range the last pair's counts.
+        first = np.nonzero(enter == range_m[ray])[0]
+        first = first[np.argsort(pair[first])]
+        body[ray[first]] = which[first]
+    return Hits(range_m, body)
 
 
-def _nearest(range_m, ray, pair, which, enter) -> np.ndarray:
-    """Return the body (R,) that is met at the range of each ray; of several the last pair's."""
-    body = np.full(len(range_m), -1, np.int64)
-    first = np.nonzero(enter == range_m[ray])[0]
-    first = first[np.argsort(pair[first])]
-    body[ray[first]] = which[first]
-    return body
-
-
-def _enter(rays: Rays, shapes: Shapes, groups: Groups, code: int, luck, range_m):
-    """Intersect groups with bodies of one kind.
+def _enter(rays: Rays, shapes: Shapes, groups: Groups, luck, range_m):
+    """Intersect groups with their bodies.
 
     Args:
         rays: The rays.
         shapes: The bodies.
-        groups: Pairs with bodies of the kind.
-        code: The kind.
+        groups: Pairs, by kind of body.
         luck: Random number of each pair.
         range_m: (R,) metres beyond which nothing is seen of a body.
 
@@ -85,24 +85,30 @@ def _enter(rays: Rays, shapes: Shapes, groups: Groups, code: int, luck, range_m)
         Ray, number and body of each pair (P,), and the range at which it meets, inf where it does
         not.
     """
-    first = groups.column * rays.shape[1] + groups.begin
-    place = np.cumsum(groups.count) - groups.count
-    group = np.repeat(np.arange(len(place)), groups.count)
-    step = np.arange(len(group)) - place[group]
-    ray = first[group] + step
-    open_ = np.nonzero(range_m[ray] >= groups.near[group])[0]
+    group, step = ragged(groups.count)
+    ray = (groups.column * rays.shape[1] + groups.begin).take(group) + step
+    open_ = np.nonzero(range_m.take(ray) >= groups.near.take(group))[0]
     group, ray, step = group[open_], ray[open_], step[open_]
-    pair = groups.pair[group] + step
-    o, d = _own_frame(rays, shapes, groups.column, groups.which, ray, group)
-    t0, t1 = _INTERVALS[code](o, d, shapes.taper[:, groups.which][:, group])
-    fill = shapes.fill[groups.which][group]
-    luck = luck[pair]
+    pair = groups.pair.take(group) + step
+    origin, direction = _own_frame(rays, shapes, groups.column, groups.which, ray, group)
+    kinds = shapes.kind[groups.which]
+    ends = np.searchsorted(group, np.searchsorted(kinds, np.arange(len(_INTERVALS) + 1)))
+    enter = np.empty(len(ray))
+    for code, (begin, end) in enumerate(zip(ends.tolist(), ends[1:].tolist())):
+        if begin < end:
+            part = slice(begin, end)
+            which = groups.which.take(group[part])
+            t0, t1 = _INTERVALS[code](origin[:, part], direction[:, part], shapes.taper, which)
+            enter[part] = _stopped(code, t0, t1, shapes.fill.take(which), luck.take(pair[part]))
+    return ray, pair, groups.which.take(group), enter
+
+
+def _stopped(code: int, t0, t1, fill, luck) -> np.ndarray:
+    """Return where rays (P,) that are inside a body from t0 to t1 are stopped, inf where not."""
     if code == FOLIAGE:
         t = np.maximum(t0, 0.0) - np.log1p(-luck) / np.maximum(fill, 1e-9)
-        hit = (t1 > t) & (t1 > t0)
-    else:
-        t, hit = t0, (t1 > t0) & (t0 > 0.0) & (luck < fill)
-    return ray, pair, groups.which[group], np.where(hit, t, np.inf)
+        return np.where((t1 > t) & (t1 > t0), t, np.inf)
+    return np.where((t1 > t0) & (t0 > 0.0) & (luck < fill), t0, np.inf)
 
 
 def _own_frame(rays, shapes, column, which, ray, group):
@@ -129,15 +135,15 @@ def _slab(o: np.ndarray, d: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     return np.minimum(a, b), np.maximum(a, b)
 
 
-def _box(o, d, taper):
+def _box(o, d, taper, which):
     t0, t1 = _slab(o, d)
     return t0.max(0), t1.min(0)
 
 
-def _wedge(o, d, taper):
+def _wedge(o, d, taper, which):
     t0, t1 = _slab(o[2], d[2])
     for axis in (0, 1):
-        lean = taper[axis] / 2.0  # |x| <= 1 - lean (z + 1)
+        lean = taper[axis].take(which) / 2.0  # |x| <= 1 - lean (z + 1)
         for sign in (-1.0, 1.0):
             speed = sign * d[axis] + lean * d[2]
             room = 1.0 - lean - (sign * o[axis] + lean * o[2])
@@ -157,13 +163,13 @@ def _quadratic(o, d) -> tuple[np.ndarray, np.ndarray]:
     return np.where(missed, np.inf, (-b - root) / a), np.where(missed, -np.inf, (-b + root) / a)
 
 
-def _cylinder(o, d, taper):
+def _cylinder(o, d, taper, which):
     t0, t1 = _quadratic(o[:2], d[:2])
     z0, z1 = _slab(o[2], d[2])
     return np.maximum(t0, z0), np.minimum(t1, z1)
 
 
-def _ellipsoid(o, d, taper):
+def _ellipsoid(o, d, taper, which):
     return _quadratic(o, d)
 
 

@@ -177,7 +177,7 @@ def enter_all(rays, bodies, ray, which, rng) -> np.ndarray:
         if len(rows) == 0:
             continue
         o, d = _own_frame(rays, bodies, ray[rows], which[rows])
-        t0, t1 = interval(o, d, bodies["taper"][which[rows]].T)
+        t0, t1 = interval(o, d, bodies["taper"].T, which[rows])
         fill = bodies["fill"][which[rows]]
         if code == FOLIAGE:
             t = np.maximum(t0, 0.0) - np.log1p(-luck[rows]) / np.maximum(fill, 1e-9)
