@@ -145,6 +145,24 @@ def test_the_graph_of_a_large_published_network_is_the_eager_one(sets):
         check_same(pair, frames)
 
 
+def test_images_that_find_no_memory_cost_their_frame_alone(sets):
+    pipeline = CameraPipeline(CameraConfig(), device=DEVICE)
+    want = pipeline.process(sets[0])
+    large = textured(5, size_wh=(3840, 2160))
+    total = torch.cuda.get_device_properties(0).total_memory
+    torch.cuda.empty_cache()
+    torch.cuda.set_per_process_memory_fraction(torch.cuda.memory_reserved() / total)
+    try:
+        with pytest.raises(torch.cuda.OutOfMemoryError):
+            pipeline.process(large)
+    finally:
+        torch.cuda.set_per_process_memory_fraction(1.0)
+    assert_same(pipeline.process(sets[0]), want)
+    fresh = CameraPipeline(CameraConfig(), device=DEVICE).process(large)
+    assert_same(pipeline.process(large), fresh)
+    assert pipeline.graph_note == ""
+
+
 def test_memory_stays_flat_over_calibrations_and_missing_cameras(sets):
     pipeline = CameraPipeline(CameraConfig(), device=DEVICE)
 

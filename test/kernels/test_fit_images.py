@@ -10,6 +10,7 @@ import torch
 
 from driveRT_ros.core.camera_config import ImageConfig
 from driveRT_ros.core.camera_images import network_input
+from driveRT_ros.core.gpu import camera_input
 from driveRT_ros.core.gpu.camera_input import CameraInput
 from test.support.camera_rig import NAMES, frame
 
@@ -94,6 +95,22 @@ def test_cameras_of_several_sizes_come_and_go_and_memory_grows_with_the_largest(
         told.append(moved)
         np.testing.assert_array_equal(found, network_input(frames, SMALL))
     assert told == [True, False, False, True, False, False, False]
+
+
+def test_images_that_find_no_memory_leave_the_next_ones_their_place(backend, monkeypatch):
+    fitted = Fitted(backend, SMALL, 2)
+    small, large = noise((240, 135), 4), noise((480, 270), 7)
+    fitted([small, small])
+
+    def full(*_):
+        raise MemoryError
+
+    with monkeypatch.context() as patched, pytest.raises(MemoryError):
+        patched.setattr(camera_input, "_Slot", full)
+        fitted([large, small])
+    for frames in ([None, small], [large, small]):
+        found, _ = fitted(frames)
+        np.testing.assert_array_equal(found, network_input(frames, SMALL))
 
 
 def test_images_may_be_views_and_read_only_and_change_at_once(backend):
