@@ -43,9 +43,11 @@ def _wide_candidates(shape: PoolShape) -> list[PoolTactic]:
     whole = -(-shape.channels // MOST_CHANNELS)
     layouts = [  # warps, groups, passes, warps of a multiprocessor, bytes of a load
         *((4, least, 1, 16, 16), (2, least, 1, 16, 16)),
-        *((4, least, 2, 16, 16), (4, least, 1, 16, 8), (4, least, 1, 12, 8), (4, least, 1, 16, 4)),
-        *((4, whole, 1, 8, 16), (2, whole, 1, 8, 16), (4, whole, 2, 8, 16), (4, whole, 2, 12, 16)),
+        *((4, least, 2, 16, 16), (4, least, 1, 16, 8), (4, least, 1, 12, 8)),
     ]
+    if whole < least:
+        layouts += [(4, whole, 1, 8, 16), (2, whole, 1, 8, 16), (4, whole, 2, 8, 16)]
+        layouts.append((4, whole, 2, 12, 16))
     return [
         PoolTactic(
             "tiles",
