@@ -94,8 +94,9 @@ def grid_tables(report: Table, name: str) -> str:
     text = (
         f"{source(report, name)} Kernels: replays of a graph. Call: until the host has a checksum, "
         "or the nodes hold their statistics; host: what of it keeps the host busy. Prepared: the "
-        "same where the grid stays (`core/grid_repeat.py`). Peers: NanoVDB's own CUDA headers in the "
-        "same process, on the same bytes, results compared, memory reserved outside of the call; time of the call. "
+        "same where the grid stays (`core/grid_repeat.py`). Peers: NanoVDB's own CUDA headers in "
+        "the same process, on the same bytes, results compared, memory reserved outside of the "
+        "call; time of the call. "
         f"Measured: copy {ceilings['copy_tb_per_s']:.2f} TB/s, read "
         f"{ceilings['read_tb_per_s']:.2f} TB/s.{_idle(report)}"
     )

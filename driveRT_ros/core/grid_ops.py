@@ -11,6 +11,7 @@ The nodes of a grid are trusted: check what came from a file (its checksum) befo
 
 from __future__ import annotations
 
+import functools
 import zlib
 
 import numpy as np
@@ -156,8 +157,10 @@ def grid_stats(
     if grid.is_cuda:
         from driveRT_ros.core.gpu import grid_ops as gpu  # needs a driver
 
-        if write and grid.data_ptr() % _ALIGNMENT:
-            raise ConfigError("A grid to be written must be aligned to 16 bytes; clone it first.")
+        if write and (grid.data_ptr() % _ALIGNMENT or not grid.is_contiguous()):
+            raise ConfigError(
+                "A grid to be written must be contiguous and aligned to 16 bytes; clone it first."
+            )
         return gpu.grid_stats(_aligned(grid), header, moments=moments, write=write)
     data = grid.numpy()
     records = reference_stats.grid_stats(data, header, moments=moments)
@@ -195,8 +198,8 @@ def index_to_grid(
     """
     header = header or grid_header(grid)
     _check_values(header, values, grid.device)
-    dtype = np.dtype(np.float32 if values.dtype == torch.float32 else np.int32)
-    size = nvdb.converted(header, dtype).size
+    is_float = values.dtype == torch.float32
+    size = _converted_size(is_float, header.node_counts, header.table_size, header.version)
     if out is None:
         out = torch.empty(size, dtype=torch.uint8, device=grid.device)
     aligned = out.data_ptr() % _ALIGNMENT == 0 and out.is_contiguous()
@@ -215,6 +218,14 @@ def index_to_grid(
     return out
 
 
+@functools.lru_cache(64)
+def _converted_size(
+    is_float: bool, counts: tuple[int, int, int], tiles: int, version: tuple[int, int, int]
+) -> int:
+    layout = nvdb.FLOAT if is_float else nvdb.INT32
+    return nvdb.sequential(layout, counts, tiles, version).size
+
+
 def _check_values(header: GridHeader, values: torch.Tensor, device: torch.device) -> None:
     if header.layout is not ON_INDEX:
         raise ConfigError(f"This is a grid of {header.layout.name} values, not of indices.")
@@ -229,4 +240,5 @@ def _check_values(header: GridHeader, values: torch.Tensor, device: torch.device
 
 def _aligned(grid: torch.Tensor) -> torch.Tensor:
     """Return the grid, or a copy where kernels could not read it in whole words."""
+    grid = grid.contiguous()
     return grid if grid.data_ptr() % _ALIGNMENT == 0 else grid.clone()

@@ -72,7 +72,7 @@ def _pack(kernel: str, i: int, arg: object, device: torch.device) -> KernelValue
                 f"{arg.device}; call .contiguous() or .to()."
             )
         return ctypes.c_void_p(arg.data_ptr())
-    if isinstance(arg, ctypes._SimpleCData):
+    if isinstance(arg, (ctypes._SimpleCData, ctypes.Array)):  # read anew by every launch
         return arg
     if isinstance(arg, (np.void, np.ndarray)) and arg.dtype.names:  # structs, passed by value
         return (ctypes.c_char * arg.nbytes).from_buffer_copy(arg.tobytes())

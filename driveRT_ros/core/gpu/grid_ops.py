@@ -12,6 +12,7 @@ from driveRT_ros.core import nanovdb_layout as nvdb
 from driveRT_ros.core.cuda import Kernel
 from driveRT_ros.core.gpu import grid_blocks
 from driveRT_ros.core.gpu.crc_powers import operators_on
+from driveRT_ros.core.gpu.prepared import Prepared, Step
 from driveRT_ros.core.grid_types import STATS, GridStats
 from driveRT_ros.core.kernel_args import struct_value
 from driveRT_ros.core.nanovdb_layout import HEAD_FROM, GridHeader
@@ -23,6 +24,10 @@ _BLOCKS_PER_PROCESSOR = 5  # of the checksum: all that its registers let in, so 
 _BLOCK_SHARED = 42 * 1024  # bytes that each takes of shared memory, what the driver adds included
 _LEAST_SHARED = 64 * 1024  # of a multiprocessor, where torch does not tell
 
+_PREPARED = 64  # shapes of grids, a few KB of host memory each
+
+Offsets = tuple[int, int, int, int]
+Counts = tuple[int, int, int]
 Run = Callable[..., None]
 """Launches ``(stem, kernel, blocks, threads, *arguments)``."""
 
@@ -132,27 +137,58 @@ def grid_stats(
         write: Write the statistics into the nodes.
         run: Launches a kernel; by default on the device of the grid.
     """
-    run = run or _launcher(grid.device)
-    leaves, lowers, uppers = header.node_counts
-    total = leaves + lowers + uppers + 1
-    records = torch.empty((total, STATS.itemsize), dtype=torch.uint8, device=grid.device)
-    fields = {
-        **{"grid": grid, "records": records, "is_float": int(header.layout is nvdb.FLOAT)},
-        **dict(zip(("leaf", "lower", "upper"), header.node_offsets)),
-        **{"leaves": leaves, "lowers": lowers, "uppers": uppers, "tiles": header.table_size},
+    device, layout = grid.device, (header.node_offsets, header.node_counts, header.table_size)
+    how = (*layout, header.layout is nvdb.FLOAT, moments, write)
+    shape = (sum(header.node_counts) + 1, STATS.itemsize)
+    records = torch.empty(shape, dtype=torch.uint8, device=device)
+    if run is None:
+        prepared = _prepared_stats(device, *how)
+        prepared.enqueue(torch.cuda.current_stream(device).cuda_stream, grid, records)
+    else:
+        fields = {**_stats_fields(*how), "grid": grid, "records": records}
+        value = struct_value("grid_ops_stats.cu", "GridStats", fields)
+        for name, blocks, threads, dependent in _stats_steps(header.node_counts):
+            if blocks:
+                run("grid_ops_stats", name, blocks, threads, value, dependent=dependent)
+    background = grid[header.background_at : header.background_at + 4]
+    return GridStats(records, background, header)
+
+
+def _stats_fields(
+    offsets: Offsets, counts: Counts, tiles: int, is_float: bool, moments: bool, write: bool
+) -> dict[str, object]:
+    return {
+        **dict(zip(("leaf", "lower", "upper"), offsets)),
+        **dict(zip(("leaves", "lowers", "uppers"), counts)),
+        **{"tiles": tiles, "is_float": int(is_float)},
         **{"moments": int(moments), "write": int(write)},
     }
-    value = struct_value("grid_ops_stats.cu", "GridStats", fields)
-    per_block = LEAF_THREADS // 32
-    for i, (name, blocks, threads) in enumerate((
-        ("leaf_stats", -(-leaves // per_block), LEAF_THREADS),
-        ("lower_stats", lowers, THREADS),
-        ("upper_stats", uppers, THREADS),
-        ("root_stats", 1, THREADS),
-    )):  # fmt: skip
-        if blocks:
-            run("grid_ops_stats", name, blocks, threads, value, dependent=i > 0 and leaves > 0)
-    return GridStats(records, grid[header.background_at :][:4], header)
+
+
+def _stats_steps(counts: Counts) -> tuple[Step, ...]:
+    leaves, lowers, uppers = counts
+    after = leaves > 0  # the first kernel here is behind what torch launched
+    return (
+        Step("leaf_stats", -(-leaves // (LEAF_THREADS // 32)), LEAF_THREADS, False),
+        Step("lower_stats", lowers, THREADS, after),
+        Step("upper_stats", uppers, THREADS, after),
+        Step("root_stats", 1, THREADS, after),
+    )
+
+
+@functools.lru_cache(_PREPARED)
+def _prepared_stats(
+    device: torch.device,
+    offsets: Offsets,
+    counts: Counts,
+    tiles: int,
+    is_float: bool,
+    moments: bool,
+    write: bool,
+) -> Prepared:
+    fields = _stats_fields(offsets, counts, tiles, is_float, moments, write)
+    steps = _stats_steps(counts)
+    return Prepared("grid_ops_stats", "GridStats", fields, ("grid", "records"), steps, device)
 
 
 # ---- index to grid ------------------------------------------------------------------------------
@@ -176,21 +212,62 @@ def index_to_grid(
         out: (bytes of the result,) uint8, aligned to 16 bytes; every byte is written.
         run: Launches a kernel; by default on the device of the grid.
     """
-    run = run or _launcher(grid.device)
-    dtype = np.dtype(np.float32 if values.dtype == torch.float32 else np.int32)
-    made = nvdb.converted(header, dtype)
-    leaves, lowers, uppers = header.node_counts
-    fields = {
-        **{"source": grid, "out": out, "values": values, "value_count": len(values)},
-        **dict(zip(("leaf_in", "lower_in", "upper_in"), header.node_offsets)),
+    device, is_float = grid.device, values.dtype == torch.float32
+    layout = (header.node_offsets, header.node_counts, header.table_size)
+    how = (*layout, header.version, header.flags, is_float, len(values), grid_class)
+    if run is None:
+        stream = torch.cuda.current_stream(device).cuda_stream
+        _prepared_index(device, *how).enqueue(stream, grid, out, values)
+        return
+    fields = {**_index_fields(*how), "source": grid, "out": out, "values": values}
+    value = struct_value("grid_ops_index.cu", "IndexToGrid", fields)
+    (name, blocks, threads, dependent) = _index_step(header.node_counts)
+    run("grid_ops_index", name, blocks, threads, value, dependent=dependent)
+
+
+def _index_fields(
+    offsets: Offsets,
+    counts: Counts,
+    tiles: int,
+    version: Counts,
+    flags: int,
+    is_float: bool,
+    value_count: int,
+    grid_class: int,
+) -> dict[str, object]:
+    made = nvdb.sequential(nvdb.FLOAT if is_float else nvdb.INT32, counts, tiles, version)
+    return {
+        **dict(zip(("leaf_in", "lower_in", "upper_in"), offsets)),
         **dict(zip(("leaf_out", "lower_out", "upper_out"), made.node_offsets)),
-        **{"size": made.size, "leaves": leaves, "lowers": lowers, "uppers": uppers},
-        **{"tiles": header.table_size, "flags": made.flags, "grid_class": grid_class},
+        **dict(zip(("leaves", "lowers", "uppers"), counts)),
+        **{"size": made.size, "value_count": value_count, "tiles": tiles},
+        **{"flags": flags & made.flags, "grid_class": grid_class},
         **{"grid_type": made.layout.grid_type},
     }
-    value = struct_value("grid_ops_index.cu", "IndexToGrid", fields)
+
+
+def _index_step(counts: Counts) -> Step:
+    leaves, lowers, uppers = counts
     blocks = 1 + UPPER_PARTS * uppers + lowers + -(-leaves // (LEAF_THREADS // 32))
-    run("grid_ops_index", "index_to_grid", blocks, LEAF_THREADS, value, dependent=False)
+    return Step("index_to_grid", blocks, LEAF_THREADS, False)
+
+
+@functools.lru_cache(_PREPARED)
+def _prepared_index(
+    device: torch.device,
+    offsets: Offsets,
+    counts: Counts,
+    tiles: int,
+    version: Counts,
+    flags: int,
+    is_float: bool,
+    value_count: int,
+    grid_class: int,
+) -> Prepared:
+    how = (offsets, counts, tiles, version, flags, is_float, value_count, grid_class)
+    addresses, steps = ("source", "out", "values"), (_index_step(counts),)
+    stem, fields = "grid_ops_index", _index_fields(*how)
+    return Prepared(stem, "IndexToGrid", fields, addresses, steps, device)
 
 
 # ---- launches -----------------------------------------------------------------------------------
@@ -209,9 +286,8 @@ def _resident(device: torch.device) -> int:
 @functools.cache
 def _kernel(stem: str, name: str, device: torch.device) -> Kernel:
     kernel = Kernel(stem, name, device=device)
-    return (
-        kernel.prefer_shared(100) if stem == "grid_ops_checksum" else kernel
-    )  # what 5 blocks need
+    # Of the checksum five blocks need all the shared memory that there is.
+    return kernel.prefer_shared(100) if stem == "grid_ops_checksum" else kernel
 
 
 def _launcher(device: torch.device) -> Run:
