@@ -11,11 +11,7 @@ import numpy as np
 import numpy.typing as npt
 
 from driveRT_ros.core.camera_images import ImageFit
-
-SPAN = np.dtype(
-    [("first", "i4"), ("count", "i4"), ("head", "f4"), ("middle", "f4"), ("tail", "f4")]
-)
-"""Of kernels/fit_images.cu."""
+from driveRT_ros.core.kernel_args import struct_dtype
 
 Spans = npt.NDArray[np.void]
 
@@ -27,7 +23,7 @@ class AreaFit:
     """How an image is averaged into the network input.
 
     Args:
-        columns: (cols,) of :data:`SPAN`, along the width.
+        columns: (cols,) structs ``Span`` of the kernel, along the width.
         lines: (rows,) of the same along the height; ``first`` counts from :attr:`first_line`.
         first_line: First row of the image that any result needs.
         num_lines: Rows of the image that the results need.
@@ -79,7 +75,7 @@ def _area_spans(size: int, resized: int) -> Spans:
     last = np.minimum(np.floor(end), size - 1)
     first = np.minimum(np.ceil(begin), last)
     before, after = first - begin > _LEAST_SHARE, end - last > _LEAST_SHARE
-    spans = np.zeros(resized, SPAN)
+    spans = np.zeros(resized, struct_dtype("fit_images.cu", "Span"))
     spans["first"] = first - before
     spans["count"] = last - first + before + after
     spans["middle"] = 1.0 / width
@@ -93,7 +89,7 @@ def _area_spans(size: int, resized: int) -> Spans:
 
 def _cut(spans: Spans, skipped: int, size: int) -> Spans:
     """Return ``size`` spans from one on; those before the first and after the last are empty."""
-    out = np.zeros(size, SPAN)
+    out = np.zeros(size, spans.dtype)
     begin, end = max(-skipped, 0), min(len(spans) - skipped, size)
     if end > begin:
         out[begin:end] = spans[begin + skipped : end + skipped]

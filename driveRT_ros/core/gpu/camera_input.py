@@ -12,12 +12,12 @@ from driveRT_ros.core.camera_config import ImageConfig
 from driveRT_ros.core.camera_images import ImageFit, Pixels
 from driveRT_ros.core.cuda import Kernel
 from driveRT_ros.core.frame import CameraFrame
-from driveRT_ros.core.image_spans import SPAN, AreaFit
-from driveRT_ros.core.kernel_args import struct_value
+from driveRT_ros.core.image_spans import AreaFit
+from driveRT_ros.core.kernel_args import struct_dtype, struct_value
 
+_FILE = "fit_images.cu"
 _THREADS = 256  # as in kernels/fit_images.cu
 _UNIT = 16  # bytes; each image begins at a multiple
-_SOURCE = np.dtype([("first", "i4"), ("stride", "i4"), ("half_up", "i4"), ("scale", "f4")])
 
 Bind = Callable[[int, int, object], Callable[[], None]]
 """Makes ``(blocks, threads, argument)`` of the kernel a launch."""
@@ -53,8 +53,9 @@ class CameraInput:
         self._sizes_wh: list[tuple[int, int] | None] = [None] * cameras
         self._plans: list[_Plan] = []
         self._begins: list[int] = []
-        nbytes = (_SOURCE.itemsize + SPAN.itemsize * (rows + cols)) * cameras
-        self._tables = torch.zeros(nbytes, dtype=torch.uint8, device=device)
+        source, span = (struct_dtype(_FILE, name).itemsize for name in ("Source", "Span"))
+        self._parts = [source * cameras, span * cameras * cols, span * cameras * rows]
+        self._tables = torch.zeros(sum(self._parts), dtype=torch.uint8, device=device)
         self._pixels = torch.zeros(0, dtype=torch.uint8, device=device)
         self._slots: list[_Slot] = []
         self._num_slots, self._next = slots, 0
@@ -103,15 +104,14 @@ class CameraInput:
 
     def _launch(self, pixels: torch.Tensor) -> Callable[[], None]:
         cameras, rows, cols, _ = self.batch.shape
-        sizes = [_SOURCE.itemsize * cameras, *(SPAN.itemsize * cameras * n for n in (cols, rows))]
-        sources, columns, lines = self._tables.split(sizes)
+        sources, columns, lines = self._tables.split(self._parts)
         results = cameras * rows * cols
         fields = {
             **{"pixels": pixels, "sources": sources, "columns": columns, "lines": lines},
             **{"present": self._present, "out": self.batch},
             **{"rows": rows, "cols": cols, "results": results},
         }
-        value = struct_value("fit_images.cu", "Images", fields)
+        value = struct_value(_FILE, "Images", fields)
         return self._bind(-(-results // _THREADS), _THREADS, value)
 
 
@@ -179,7 +179,7 @@ class _Slot:
 
 def _packed(plans: Sequence[_Plan], begins: Sequence[int]) -> npt.NDArray[np.uint8]:
     """Return the bytes of sources, columns and lines of all cameras."""
-    sources = np.zeros(len(plans), _SOURCE)
+    sources = np.zeros(len(plans), struct_dtype(_FILE, "Source"))
     for source, plan, begin in zip(sources, plans, begins):
         source["first"], source["stride"] = begin // _UNIT, plan.stride
         source["half_up"], source["scale"] = plan.area.half_up, plan.area.scale
