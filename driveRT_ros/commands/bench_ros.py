@@ -1,10 +1,18 @@
-"""``drivert bench ros``: the node from outside, from the publishing of a cloud to detections."""
+"""``drivert bench ros``: the node from outside, from the publishing of a cloud to detections.
+
+Both ends of a latency are read from the steady clock of one process, the probe: just before it
+publishes a serialized cloud, and in the callback that gets the serialized detections. Every cloud
+that is answered counts; the warm-ups before them do not. Neither process is pinned to a CPU, and
+whatever the probe itself needs to hear an answer is part of the latency.
+"""
 
 from __future__ import annotations
 
 import argparse
 import dataclasses
 import json
+import os
+import re
 import tempfile
 import time
 from collections.abc import Callable
@@ -35,6 +43,8 @@ DEFAULT_MB, DEFAULT_HZ, DEFAULT_S = "0.694,6", "10,20", 20.0
 READY_S = 300.0
 SWEEPS = 5
 """Distinct clouds that are published in turns."""
+WARM_UPS = 3
+"""Clouds whose answers are waited for, one by one, before anything is measured."""
 
 
 def measure(args: argparse.Namespace) -> dict[str, Any]:
@@ -71,6 +81,10 @@ def measure(args: argparse.Namespace) -> dict[str, Any]:
         "precision": config.precision,
         "past_sweeps": config.densification_params.num_past_frames,
         "transports": node_environment()["FASTDDS_BUILTIN_TRANSPORTS"],
+        "reliability": config.input.reliability,
+        "queue_depth": config.input.queue_depth,
+        "warm_ups": WARM_UPS,
+        "cpus_allowed": len(os.sched_getaffinity(0)),
         "cases": [],
     }
     with tempfile.TemporaryDirectory(prefix="drivert-bench-") as folder, progress() as bar:
@@ -158,6 +172,7 @@ class Case:
         except OSError:
             raise ProcessFailed(f"The probe left no result:\n{probe.last_lines()}") from None
         return {
+            "weights": _weights(node),
             "data_bytes": self.clouds.data_bytes,
             "points": self.clouds.points,
             "rate_hz": self.rate_hz,
@@ -171,6 +186,7 @@ class Case:
             "node": LIDAR_NODE,
             "rate_hz": float(self.rate_hz),
             "clouds": count,
+            "warm_ups": WARM_UPS,
             "frame_id": self.clouds.frame_id,
             "world_frame_id": self.config.densification_params.world_frame_id,
             "output_path": str(result),
@@ -181,6 +197,12 @@ class Case:
         for line in node.log().splitlines():
             if self.config.plan_path and f"Plan '{self.config.plan_path}'" in line:
                 raise ConfigError(line.rpartition("]: ")[2])
+
+
+def _weights(node: NodeProcess) -> str:
+    """Return what the node says that it runs."""
+    found = re.search(r"Configured in .*weights '([^']*)'", node.log())
+    return found[1] if found else ""
 
 
 def _follow(supervisor: Supervisor, probe: NodeProcess, told: Callable[[int], object]) -> None:
@@ -201,7 +223,7 @@ def show(report: dict[str, Any]) -> None:
     machine = report["gpu"] if report["device"] == "cuda" else report["cpu"]
     console.print(
         f"{machine}, {report['precision']}, {report['past_sweeps']} past sweeps, "
-        f"{report['transports']}, {report['date']}"
+        f"{report['transports']}, {report['date']}; weights: {report['cases'][0]['weights']}"
     )
     head = ("MB", "Hz", "sent", "answered", "dropped", "lost", "p50 ms", "p95", "p99", "max")
     shown = Table(*head, "node p50", "p99", box=None, padding=(0, 1, 0, 0))
@@ -214,7 +236,8 @@ def show(report: dict[str, Any]) -> None:
     console.print(shown)
     console.print(
         "p50 ms: from publishing a cloud until its detections are in the other process; node: what "
-        "it takes by itself. dropped: named by the node; lost: neither answered nor named."
+        "it takes by itself. dropped: named by the node; lost: neither answered nor named. "
+        f"{report['warm_ups']} clouds before each case do not count."
     )
     late = [case for case in report["cases"] if case["behind_s"] > 0.05 * case["seconds"]]
     for case in late:
