@@ -148,6 +148,22 @@ class SweepBuffer:
     def _join_raw(self, raw: RawCloud, pose: FloatArray | None) -> Cloud:
         return self._join(raw.decode(), pose)
 
+    def keep(self, batch: PointBatch, T_world_lidar: npt.ArrayLike | None) -> None:
+        """Add a sweep as :meth:`push` does, where nobody needs it joined with those before it.
+
+        Args:
+            batch: The current sweep.
+            T_world_lidar: (4, 4) LiDAR to world at ``batch.stamp_ns``; None where unknown.
+
+        Raises:
+            InvalidFrame: If the pose is not a rigid transform; the buffer is left as it was.
+        """
+        pose = self._enter(batch, T_world_lidar)
+        if pose is not None:
+            rows = plain_rows(len(batch))
+            fill_rows(rows, batch)
+            self._remember(Sweep(batch.stamp_ns, pose, self._columns(rows)))
+
     def _join(self, batch: PointBatch, pose: FloatArray | None) -> torch.Tensor:
         """Return a sweep with those before it, and remember it; not without a pose."""
         count, past = len(batch), sum(sweep.count for sweep in self._past)

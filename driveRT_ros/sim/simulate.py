@@ -108,10 +108,13 @@ def count_points(xyz: np.ndarray, boxes: np.ndarray, margin_m: float = 0.0) -> n
     count = np.zeros(len(boxes), np.int64)
     order = np.argsort(xyz[:, 0], kind="stable")
     xyz = xyz[order].astype(np.float64)
+    xs, ys = xyz[:, 0].copy(), xyz[:, 1].copy()
     for k, (x, y, z, length, width, height, yaw) in enumerate(boxes[:, :7].astype(np.float64)):
-        reach = np.hypot(length, width) / 2 + 2 * margin_m
-        first, last = np.searchsorted(xyz[:, 0], (x - reach, x + reach))
-        at = xyz[first:last] - (x, y, z)
+        reach = np.hypot(length, width) / 2 + 2 * margin_m + 1e-6
+        first, last = np.searchsorted(xs, (x - reach, x + reach))
+        strip = ys[first:last]
+        rows = first + np.nonzero((strip >= y - reach) & (strip <= y + reach))[0]
+        at = xyz[rows] - (x, y, z)
         u = at[:, 0] * np.cos(yaw) + at[:, 1] * np.sin(yaw)
         v = at[:, 1] * np.cos(yaw) - at[:, 0] * np.sin(yaw)
         inside = (np.abs(u) <= length / 2 + margin_m) & (np.abs(v) <= width / 2 + margin_m)

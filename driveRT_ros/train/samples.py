@@ -57,13 +57,17 @@ class Sample:
 
 def pack(points: Floats) -> Packed:
     """Return points (N, 5) x, y, z, intensity, time lag in packed form, without those too far."""
-    near = (np.abs(points[:, :3]) <= REACH_M).all(axis=1)
-    points = points[near]
-    rest = np.stack((points[:, 3], points[:, 4] / STEP_S), axis=1)
-    return Packed(
-        np.rint(points[:, :3] / STEP_M).astype(np.int16),
-        np.rint(rest).clip(0, 255).astype(np.uint8),
-    )
+    columns = np.ascontiguousarray(points.T)  # much faster than by row
+    near = (np.abs(columns[:3]) <= REACH_M).all(axis=0)
+    if not near.all():
+        columns = columns.compress(near, axis=1)
+    xyz = np.empty((columns.shape[1], 3), np.int16)
+    for axis in range(3):
+        xyz[:, axis] = np.rint(columns[axis] / STEP_M)
+    rest = np.empty((len(xyz), 2), np.uint8)
+    rest[:, 0] = np.rint(columns[3]).clip(0, 255)
+    rest[:, 1] = np.rint(columns[4] / STEP_S).clip(0, 255)
+    return Packed(xyz, rest)
 
 
 def unpack(packed: Packed) -> Floats:
@@ -137,14 +141,13 @@ def samples_of(
     annotated = 0
     for frame in frames:
         pose = None if frame.T_world_ego is None else frame.T_world_ego @ frame.T_ego_lidar
-        points = buffer.push(frame.points, pose).numpy()
         truth = frame.ground_truth
-        if truth is None:
-            continue
-        wanted = annotated >= first and (annotated - first) % every == 0
-        annotated += 1
+        wanted = truth is not None and annotated >= first and (annotated - first) % every == 0
+        annotated += truth is not None
         if not wanted:
+            buffer.keep(frame.points, pose)
             continue
+        points = buffer.push(frame.points, pose).numpy()
         names = [truth.class_names[label] for label in truth.labels.tolist()]
         known = [k for k, name in enumerate(names) if name in class_names]
         boxes = truth.boxes.numpy().astype(np.float32)[known]
