@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+from collections.abc import Callable
 
 import numpy as np
 import numpy.typing as npt
@@ -114,6 +115,7 @@ class LidarPipeline:
         with_bev: bool = False,
         with_fingerprint: bool = False,
         with_sparsity: bool = False,
+        meanwhile: Callable[[], None] | None = None,
     ) -> Detections:
         """Detect objects in one cloud.
 
@@ -125,6 +127,8 @@ class LidarPipeline:
             with_fingerprint: Put CRC-32 numbers into the report.
             with_sparsity: Put the sparsity of the frame, with predicted and measured time, into
                 the report; builds every coordinate map once more.
+            meanwhile: Called once the engine has its work, before the host waits for it: what comes
+                next may be sent to the device. Never called by the reference.
 
         Returns:
             Boxes on the CPU in the frame of the points, with a full report. Their order is that of
@@ -134,7 +138,7 @@ class LidarPipeline:
         Raises:
             InvalidFrame: If ``points`` has another shape or dtype.
         """
-        clock = StageClock(self.device)
+        clock = StageClock(self.device, meanwhile)
         given = points if isinstance(points, CountedRows) else _checked(points)
         taken = self._front_end.take(given)
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 import zlib
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -19,10 +20,11 @@ class StageClock:
 
     Args:
         device: Where the stages run.
+        meanwhile: What the host does once a frame is enqueued, before it waits for the device.
     """
 
-    def __init__(self, device: torch.device) -> None:
-        self._device = device
+    def __init__(self, device: torch.device, meanwhile: Callable[[], None] | None = None) -> None:
+        self._device, self._meanwhile = device, meanwhile
         self._stages: list[str] = []
         self._marks: list[Any] = [self._mark()]
 
@@ -30,6 +32,12 @@ class StageClock:
         """End a stage; where a name comes again, its times add up."""
         self._stages.append(stage)
         self._marks.append(self._mark())
+
+    def waits(self) -> None:
+        """Tell that the host is about to wait; the first time, it does ``meanwhile`` before."""
+        meanwhile, self._meanwhile = self._meanwhile, None
+        if meanwhile is not None:
+            meanwhile()
 
     @property
     def stage_ms(self) -> dict[str, float]:

@@ -59,6 +59,10 @@ class Sweep:
         return self.columns.shape[1]
 
 
+History = tuple[tuple[Sweep, ...], str]
+"""Past sweeps, newest first, and their frame."""
+
+
 def relative_transform(T_world_to: FloatArray, T_world_from: FloatArray) -> FloatArray:
     """Return the (4, 4) float64 ``T_to_from`` of two poses in one world.
 
@@ -93,7 +97,6 @@ class SweepBuffer:
         self._config, self._make_rows = config, make_rows
         self._past: deque[Sweep] = deque()  # newest first
         self._frame_id = ""
-        self._before = self._past, self._frame_id
 
     def __len__(self) -> int:
         """Sweeps held for the next push, the newest included."""
@@ -103,9 +106,14 @@ class SweepBuffer:
         """Forget every sweep."""
         self._past.clear()
 
-    def take_back(self) -> None:
-        """Undo the last push, of a cloud that cannot be used after all."""
-        self._past, self._frame_id = self._before
+    def history(self) -> History:
+        """Return what is held, to go back to."""
+        return tuple(self._past), self._frame_id
+
+    def go_back(self, history: History) -> None:
+        """Undo what was pushed since: clouds that cannot be used after all."""
+        past, self._frame_id = history
+        self._past = deque(past)
 
     def push(self, batch: PointBatch, T_world_lidar: npt.ArrayLike | None) -> torch.Tensor:
         """Add a sweep and return it together with those before it.
@@ -128,7 +136,7 @@ class SweepBuffer:
     def push_raw(self, raw: RawCloud, T_world_lidar: npt.ArrayLike | None) -> Cloud:
         """Add a message that is not decoded yet, as :meth:`push` adds a sweep.
 
-        What only its values tell may be found later; then :meth:`take_back` undoes this.
+        What only its values tell may be found later; then :meth:`go_back` undoes this.
 
         Raises:
             InvalidFrame: As ``push``, or as decoding the message.
@@ -139,7 +147,7 @@ class SweepBuffer:
         self, cloud: PointBatch | RawCloud, T_world_lidar: npt.ArrayLike | None
     ) -> FloatArray | None:
         """Forget what must not be joined with a cloud, and return its pose."""
-        self._before, pose = (self._past.copy(), self._frame_id), None
+        pose = None
         if self._config.num_past_frames:
             pose = None if T_world_lidar is None else _checked_pose(T_world_lidar)
             self._forget(cloud, pose)

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, Protocol
 
 import numpy as np
 import torch
@@ -13,70 +15,113 @@ from driveRT_ros.core.frame import PointBatch
 from driveRT_ros.core.gpu.unpack_points import UnpackedCloud
 from driveRT_ros.core.raw_cloud import Cloud, CloudSummary, RawCloud, exact
 from driveRT_ros.core.rows import rows_for
-from driveRT_ros.core.sweeps import sweeps_for
+from driveRT_ros.core.sweeps import History, sweeps_for
 from driveRT_ros.io.pointcloud import decode
 from driveRT_ros.io.raw_pointcloud import read_raw
+from driveRT_ros.nodes.result import Stopwatch
+
+
+class Posed(Protocol):
+    """A message and its pose; see :class:`driveRT_ros.nodes.handler.PosedCloud`."""
+
+    @property
+    def msg(self) -> Any:
+        """PointCloud2."""
+
+    @property
+    def T_world_lidar(self) -> np.ndarray | None:
+        """(4, 4) pose at its stamp; None without past sweeps."""
+
+
+@dataclass(frozen=True, eq=False)
+class JoinedCloud:
+    """A cloud that has entered the sweep history.
+
+    Args:
+        item: The message.
+        cloud: What was read of it.
+        points: Of it and of past sweeps.
+        before: The history before it.
+        decode_ms: Time of the host for reading it.
+        join_ms: Likewise for joining it with past sweeps.
+    """
+
+    item: Posed
+    cloud: PointBatch | RawCloud
+    points: Cloud
+    before: History
+    decode_ms: float
+    join_ms: float
 
 
 class CloudInput:
     """Decode and accumulate.
 
     Beside a GPU the host looks at the layout of a message alone, and the GPU does the rest; what
-    its values turn out to be, :meth:`settle` tells once the frame is through.
+    its values turn out to be, :meth:`settle` tells once the frame is through. There the next cloud
+    can be sent ahead of its turn, while the GPU is at work on the one before.
 
     Args:
         config: Which past sweeps to join.
         device: Where sweeps are joined.
+
+    Attributes:
+        following: Returns the cloud that is certain to come next, where there is one.
     """
 
     def __init__(self, config: LidarConfig, device: torch.device) -> None:
         self._make_rows, self._unpacks = rows_for(device), device.type == "cuda"
         self._sweeps = sweeps_for(config.densification_params, device)
+        self.following: Callable[[], Posed | None] = lambda: None
+        self._ahead: tuple[Posed, History, JoinedCloud | Exception] | None = None
 
     def clear(self) -> None:
-        """Forget past sweeps."""
+        """Forget past sweeps, and what was sent ahead."""
+        self._ahead = None
         self._sweeps.clear()
 
-    def read(self, msg: Any, config: InputConfig) -> PointBatch | RawCloud:
-        """Decode a PointCloud2, or check that it can be.
+    def join(self, item: Posed, config: InputConfig) -> JoinedCloud:
+        """Add a cloud to the history, and return it together with those before it.
 
         Raises:
-            InvalidFrame: If it cannot.
+            InvalidFrame: If the cloud or its pose cannot be used; it is not kept.
         """
-        if self._unpacks:
-            return read_raw(msg, config, self._make_rows)
-        return decode(msg, config=config, make_rows=self._make_rows)
+        if self._ahead is not None and self._ahead[0] is item:
+            (_, _, found), self._ahead = self._ahead, None
+            if isinstance(found, Exception):
+                raise found
+            return found
+        self.recall()
+        return self._joined(item, config)
 
-    def push(self, cloud: PointBatch | RawCloud, T_world_lidar: np.ndarray | None) -> Cloud:
-        """Add a cloud and return it together with those before it.
-
-        Args:
-            cloud: What :meth:`read` returned.
-            T_world_lidar: (4, 4) pose at its stamp; None without past sweeps.
-
-        Raises:
-            InvalidFrame: If the pose or the cloud cannot be used; it is not kept.
-        """
-        if isinstance(cloud, PointBatch):
-            return self._sweeps.push(cloud, T_world_lidar)
+    def send_ahead(self, config: InputConfig) -> None:
+        """Join the cloud that comes next, whatever comes of it; its own turn tells."""
+        item, before = self.following(), self._sweeps.history()
+        if item is None:
+            return
+        found: JoinedCloud | Exception
         try:
-            return self._sweeps.push_raw(cloud, T_world_lidar)
-        except InvalidFrame:  # of the host, where the GPU cannot decode
-            self._sweeps.take_back()
-            raise
+            found = self._joined(item, config)
+        except Exception as error:
+            found = error
+        self._ahead = item, before, found
 
-    def settle(
-        self, cloud: PointBatch | RawCloud, points: Cloud
-    ) -> tuple[PointBatch | CloudSummary, torch.Tensor]:
+    def recall(self) -> None:
+        """Undo :meth:`send_ahead`: what comes before that cloud is not as it seemed."""
+        if self._ahead is not None:
+            self._sweeps.go_back(self._ahead[1])
+            self._ahead = None
+
+    def settle(self, joined: JoinedCloud) -> tuple[PointBatch | CloudSummary, torch.Tensor]:
         """Return what decoding found and the points; waits for the GPU where it is not through.
 
         Args:
-            cloud: What :meth:`push` took last.
-            points: What it returned.
+            joined: What :meth:`join` returned last.
 
         Raises:
             InvalidFrame: If its values cannot be used; it is not kept.
         """
+        cloud, points = joined.cloud, joined.points
         if isinstance(cloud, PointBatch):
             return cloud, exact(points)
         if not isinstance(points, UnpackedCloud):
@@ -84,5 +129,24 @@ class CloudInput:
         try:
             return points.summary(), points.exact()
         except InvalidFrame:
-            self._sweeps.take_back()
+            self._ahead = None
+            self._sweeps.go_back(joined.before)
             raise
+
+    def _joined(self, item: Posed, config: InputConfig) -> JoinedCloud:
+        watch, before = Stopwatch(), self._sweeps.history()
+        cloud: PointBatch | RawCloud
+        points: Cloud
+        if not self._unpacks:
+            cloud = decode(item.msg, config=config, make_rows=self._make_rows)
+            decode_ms = watch.lap_ms()
+            points = self._sweeps.push(cloud, item.T_world_lidar)
+            return JoinedCloud(item, cloud, points, before, decode_ms, watch.lap_ms())
+        cloud = read_raw(item.msg, config, self._make_rows)
+        decode_ms = watch.lap_ms()
+        try:
+            points = self._sweeps.push_raw(cloud, item.T_world_lidar)
+        except InvalidFrame:  # perhaps of the host, where the GPU cannot decode
+            self._sweeps.go_back(before)
+            raise
+        return JoinedCloud(item, cloud, points, before, decode_ms, watch.lap_ms())

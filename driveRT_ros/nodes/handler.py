@@ -16,7 +16,7 @@ from driveRT_ros.core.bev_grid import occupancy
 from driveRT_ros.core.config import LidarConfig
 from driveRT_ros.core.frame import Detections, PointBatch
 from driveRT_ros.core.pipeline import LidarPipeline
-from driveRT_ros.core.raw_cloud import CloudSummary
+from driveRT_ros.core.raw_cloud import Cloud, CloudSummary
 from driveRT_ros.io.cdr import detections_cdr
 from driveRT_ros.io.encode import encode_objects
 from driveRT_ros.io.messages import make_header
@@ -98,6 +98,10 @@ class LidarHandler:
         self._pipeline, self._input = pipeline, CloudInput(config, device)
         self.grid_files = GridFiles(name)
 
+    def look_ahead(self, following: Callable[[], PosedCloud | None]) -> None:
+        """Ask for the cloud that is certain to come next, while a GPU is at work on this one."""
+        self._input.following = following
+
     def reconfigure(self, config: LidarConfig) -> None:
         """Go on with other thresholds or another grid; weights and history stay."""
         self._pipeline = self._pipeline.reconfigured(config)
@@ -113,8 +117,7 @@ class LidarHandler:
         Raises:
             InvalidFrame: If it cannot be decoded.
         """
-        cloud = self._input.read(item.msg, self.config.input)
-        self._input.settle(cloud, self._input.push(cloud, item.T_world_lidar))
+        self._input.settle(self._input.join(item, self.config.input))
 
     def handle(self, item: PosedCloud, wanted: Collection[str]) -> FrameResult:
         """Detect in one cloud.
@@ -128,26 +131,22 @@ class LidarHandler:
             InvalidFrame: If the cloud cannot be used; the next one can.
         """
         watch = Stopwatch()
-        given = self._input.read(item.msg, self.config.input)
-        decode_ms = watch.lap_ms()
-        joined = self._input.push(given, item.T_world_lidar)
-        sweeps_ms = watch.lap_ms()
-        with_bev = not {"occupancy_grid", "grid_map"}.isdisjoint(wanted)
-        found = self._pipeline.process(
-            joined,
-            with_bev=with_bev,
-            with_fingerprint=FINGERPRINT in wanted,
-            with_sparsity=self.config.diagnostics.sparsity,
-        )
+        joined = self._input.join(item, self.config.input)
+        watch.lap_ms()
+        try:
+            found = self._process(joined.points, wanted)
+        except Exception:  # whatever it is, the next cloud must not depend on it
+            self._input.recall()
+            raise
         process_ms = watch.lap_ms()
-        cloud, points = self._input.settle(given, joined)
+        cloud, points = self._input.settle(joined)
         messages = self._encode(cloud, found, points, wanted, item.T_ego_lidar)
 
         inner = found.report.stage_ms
         voxelize_ms, postprocess_ms = inner.get("voxelize", 0.0), inner.get("postprocess", 0.0)
         stage_ms = {
-            "decode": decode_ms,
-            "preprocess": sweeps_ms + voxelize_ms,
+            "decode": joined.decode_ms,
+            "preprocess": joined.join_ms + voxelize_ms,
             "inference": process_ms - voxelize_ms - postprocess_ms,
             "postprocess": postprocess_ms,
             "publish": watch.lap_ms(),
@@ -155,6 +154,16 @@ class LidarHandler:
         }
         faults = self.grid_files.frame(cloud.stamp_ns, points, self.config)
         return lidar_result(item.msg, cloud, found, messages, stage_ms, faults)
+
+    def _process(self, points: Cloud, wanted: Collection[str]) -> Detections:
+        found: Detections = self._pipeline.process(
+            points,
+            with_bev=not {"occupancy_grid", "grid_map"}.isdisjoint(wanted),
+            with_fingerprint=FINGERPRINT in wanted,
+            with_sparsity=self.config.diagnostics.sparsity,
+            meanwhile=lambda: self._input.send_ahead(self.config.input),
+        )
+        return found
 
     def _encode(
         self,

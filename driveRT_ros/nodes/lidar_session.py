@@ -41,6 +41,7 @@ class LidarSession(Session):
             node, config, handler, health, outputs, history=history, moving=history > 0
         )
         self._grid_files = handler.grid_files
+        handler.look_ahead(self._mailbox.claim)
         self.topic = self.listen(PointCloud2, INPUT, self.cloud, "cloud")
 
     def make_gate(self, config: LidarConfig) -> Any:

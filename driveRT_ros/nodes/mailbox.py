@@ -47,6 +47,7 @@ class Mailbox:
     def __init__(self, *, keep_all: bool, history: int) -> None:
         self._keep_all, self._capacity = keep_all, history + 1
         self._pending: deque[Work] = deque()
+        self._claimed: deque[Work] = deque()  # at most one, before those pending
         self._jumped = self._closed = self._busy = False
         self._changed = threading.Condition()
 
@@ -68,23 +69,37 @@ class Mailbox:
         with self._changed:
             gone: list[Work] = []
             if not self._keep_all:
-                gone = list(self._pending)
+                gone = [*self._claimed, *self._pending]
+                self._claimed.clear()
                 self._pending.clear()
             self._jumped = True
             return gone
+
+    def claim(self) -> Any:
+        """Return the item that the next :meth:`take` begins with, and hold it; None without one.
+
+        Whether it is processed or passed over shows then. One whose history ends before it is not
+        told ahead; and where time goes back, what comes first afterwards is another one, whose
+        history does.
+        """
+        with self._changed:
+            if not self._claimed and self._pending and not self._pending[0].after_jump:
+                self._claimed.append(self._pending.popleft())
+            return self._claimed[0].item if self._claimed else None
 
     def take(self) -> Batch | None:
         """Wait for work and return it, or None once the mailbox is closed."""
         with self._changed:
             self._busy = False
             self._changed.notify_all()
-            self._changed.wait_for(lambda: self._closed or self._pending)
+            self._changed.wait_for(lambda: self._closed or self._claimed or self._pending)
             if self._closed:
                 return None
             self._busy = True
             if self._keep_all:
-                return Batch(self._pending.popleft())
-            *passed_over, newest = self._pending
+                return Batch((self._claimed or self._pending).popleft())
+            *passed_over, newest = *self._claimed, *self._pending
+            self._claimed.clear()
             self._pending.clear()
             return Batch(newest, tuple(passed_over))
 
@@ -92,7 +107,8 @@ class Mailbox:
         """Wait until nothing is pending or in work; return False on timeout."""
         with self._changed:
             return self._changed.wait_for(
-                lambda: self._closed or not (self._pending or self._busy), timeout_s
+                lambda: self._closed or not (self._claimed or self._pending or self._busy),
+                timeout_s,
             )
 
     def close(self) -> None:

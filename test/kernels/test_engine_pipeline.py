@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import functools
+
 import numpy as np
 import pytest
 import torch
@@ -168,7 +170,11 @@ def test_points_that_the_device_alone_has_counted_give_the_same_frame():
     points = cloud(300)
     want = pipeline.process(points, **options)
     for room in (300, 1900, 2001):  # of the last there may be more than the engine has room for
-        got = pipeline.process(counted(points, room), **options)
+        said: list[int] = []
+        got = pipeline.process(
+            counted(points, room), **options, meanwhile=functools.partial(said.append, room)
+        )
+        assert said == [room], "once a frame, before the host waits"
         assert torch.equal(got.boxes, want.boxes) and torch.equal(got.labels, want.labels)
         assert got.report.fingerprint == want.report.fingerprint
         assert (got.report.num_points, got.report.dropped) == (300, want.report.dropped)

@@ -167,13 +167,14 @@ def test_a_cloud_in_a_map_frame_is_refused_with_the_sentence_of_the_host_and_not
     device = device_sweeps(backend)
     good, far = LAYOUTS["plain"], cloud(["f8"] * 4, "xyzi", values={"y": POINTS["y"] + 4.5e6})
     device.push_raw(read_raw(good), np.eye(4))
+    before = device.history()
     with pytest.raises(InvalidFrame) as want:
         decode(far)
     pushed = device.push_raw(read_raw(far), np.eye(4))
     with pytest.raises(InvalidFrame) as found:
         pushed.summary()
     assert (str(found.value), found.value.code) == (str(want.value), want.value.code)
-    device.take_back()
+    device.go_back(before)
     assert len(device) == 1
     later = copy.deepcopy(good)
     later.header.stamp.nanosec += 1000
@@ -337,3 +338,42 @@ def test_boxes_of_messages_that_the_gpu_unpacks_are_those_of_the_host():
         assert torch.equal(found.boxes, want.boxes) and torch.equal(found.scores, want.scores)
         assert found.report.num_points == want.report.num_points == len(cloud.summary())
         assert found.report.dropped == want.report.dropped
+
+
+@pytest.mark.gpu
+def test_a_message_is_fetched_while_the_gpu_is_at_work_on_something_else():
+    device = DeviceSweepBuffer(DensificationConfig(num_past_frames=2), torch.device("cuda", 0))
+    for k in range(4):
+        device.push_raw(read_raw(sweep(k)), pose(k)).exact()
+    torch.cuda.synchronize()
+    torch.cuda._sleep(1_000_000_000)  # about half a second
+    asleep = torch.cuda.Event()
+    asleep.record()
+    unpacker = device._unpackers._slots[device._unpackers._next]
+    found = device.push_raw(read_raw(sweep(4)), pose(4))
+    unpacker._upload.wait()
+    assert not asleep.query()
+    now = decode(sweep(4)).rows
+    same_bytes(found.exact()[: len(now)], now)
+
+
+@pytest.mark.gpu
+def test_frames_with_the_next_message_on_its_way_are_those_without():
+    """Two frames are in flight; they come out in order, with the same bytes."""
+    config = LidarConfig.from_dict({"voxelization.max_voxels": 40_000})
+    pipeline, rules = LidarPipeline(config, device="cuda"), config.densification_params
+    alone, ahead = (DeviceSweepBuffer(rules, torch.device("cuda", 0)) for _ in range(2))
+    messages = [read_raw(sweep(k)) for k in range(12)]
+    flying = [ahead.push_raw(messages[0], pose(0))]
+    for k, message in enumerate(messages):
+        want = pipeline.process(alone.push_raw(message, pose(k)), with_fingerprint=True)
+
+        def send_next(k: int = k) -> None:
+            if k + 1 < len(messages):
+                flying.append(ahead.push_raw(messages[k + 1], pose(k + 1)))
+
+        cloud = flying.pop(0)
+        found = pipeline.process(cloud, with_fingerprint=True, meanwhile=send_next)
+        assert found.report.fingerprint == want.report.fingerprint
+        assert found.report.num_points == want.report.num_points == len(cloud.exact())
+        assert len(flying) == int(k + 1 < len(messages))

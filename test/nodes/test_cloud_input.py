@@ -13,7 +13,8 @@ from driveRT_ros.core.config import LidarConfig
 from driveRT_ros.core.errors import InvalidFrame
 from driveRT_ros.core.gpu.sweeps import DeviceSweepBuffer
 from driveRT_ros.core.pipeline import LidarPipeline
-from driveRT_ros.io.raw_pointcloud import read_raw
+from driveRT_ros.core.raw_cloud import RawCloud
+from driveRT_ros.nodes import cloud_input
 from driveRT_ros.nodes.handler import FINGERPRINT, OUTPUTS, LidarHandler, PosedCloud
 from test.support.clouds import make_cloud
 from test.support.launch import Backend
@@ -120,9 +121,90 @@ def test_where_the_gpu_cannot_decode_the_host_refuses_likewise(
 
 def test_a_message_is_not_decoded_on_the_host_where_the_gpu_does(pipeline: LidarPipeline) -> None:
     _, other = handlers(pipeline)
-    given = other._input.read(message(0), CONFIG.input)
-    assert type(given) is type(read_raw(message(0)))
     for k in range(3):
-        joined = other._input.push(read_raw(message(k), CONFIG.input), pose(k))
+        joined = other._input.join(PosedCloud(message(k), pose(k)), CONFIG.input)
+    assert isinstance(joined.cloud, RawCloud)
     assert all(callable(sweep.points) for sweep in other._input._sweeps._past)
-    assert len(joined.exact()) > 2 * 350
+    assert len(joined.points.exact()) > 2 * 350
+
+
+class Busy:
+    """A pipeline that calls ``meanwhile`` as the engine does, and may fail afterwards."""
+
+    def __init__(self, pipeline: LidarPipeline) -> None:
+        self._pipeline, self.error = pipeline, None
+
+    def process(self, points: Any, *, meanwhile: Any, **options: Any) -> Any:
+        meanwhile()
+        if self.error:
+            raise self.error
+        return self._pipeline.process(points, **options)
+
+
+def looking_ahead(
+    pipeline: LidarPipeline, items: list[PosedCloud]
+) -> tuple[LidarHandler, LidarHandler, Busy]:
+    """Return the handlers; the second one knows the clouds to come."""
+    plain, other = handlers(pipeline)
+    busy = other._pipeline = Busy(pipeline)
+    other.look_ahead(lambda: items[0] if items else None)
+    return plain, other, busy
+
+
+def test_clouds_that_are_sent_ahead_give_the_same_results_in_their_turn(
+    pipeline: LidarPipeline,
+) -> None:
+    items = [PosedCloud(message(k), pose(k)) for k in range(6)]
+    plain, other, _ = looking_ahead(pipeline, items)
+    while items:
+        item = items.pop(0)
+        compare(plain, other, item)
+        assert (other._input._ahead is not None) == bool(items)
+        if len(items) == 3:  # one is passed over, then time jumps
+            item = items.pop(0)
+            plain.remember(item)
+            other.remember(item)
+        if len(items) == 1:
+            plain.forget()
+            other.forget()
+
+
+def test_a_fault_of_one_frame_does_not_reach_the_one_that_was_sent_ahead(
+    pipeline: LidarPipeline,
+) -> None:
+    """Its sweep had joined the next one already, or its memory is not to be trusted any more."""
+    items = [PosedCloud(message(k, far=k == 2), pose(k)) for k in range(6)]
+    plain, other, busy = looking_ahead(pipeline, items)
+    compare(plain, other, items.pop(0))
+    compare(plain, other, items.pop(0))
+    item = items.pop(0)
+    assert refused(other, item) == refused(plain, item)
+    compare(plain, other, items.pop(0))
+    busy.error = RuntimeError("CUDA error in a test")
+    item = items.pop(0)
+    plain.remember(item)
+    with pytest.raises(RuntimeError, match="in a test"):
+        other.handle(item, ())
+    busy.error = None
+    compare(plain, other, items.pop(0))
+
+
+def test_what_ails_a_cloud_that_was_sent_ahead_is_told_in_its_own_turn(
+    pipeline: LidarPipeline, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    bad = message(1)
+    bad.row_step += 1
+    items = [
+        PosedCloud(m, pose(k)) for k, m in enumerate((message(0), bad, message(2), message(3)))
+    ]
+    plain, other, _ = looking_ahead(pipeline, items)
+    compare(plain, other, items.pop(0))
+    item = items.pop(0)
+    assert refused(other, item) == refused(plain, item)
+    with monkeypatch.context() as broken:
+        broken.setattr(cloud_input, "read_raw", lambda *_: 1 / 0)
+        other._input.send_ahead(CONFIG.input)
+    with pytest.raises(ZeroDivisionError):
+        other.handle(items[0], ())
+    compare(plain, other, items.pop(0))
+    compare(plain, other, items.pop(0))

@@ -83,3 +83,31 @@ def test_idle_means_nothing_waits_and_nothing_is_in_work() -> None:
     assert mailbox.wait_idle(5.0)
     mailbox.close()
     worker.join(5.0)
+
+
+def test_a_claimed_cloud_stays_the_first_whatever_comes_after_it() -> None:
+    mailbox = Mailbox(keep_all=False, history=1)
+    assert mailbox.claim() is None
+    mailbox.put("a", 0.0)
+    assert (mailbox.claim(), mailbox.claim()) == ("a", "a")
+    assert not mailbox.wait_idle(0.0)
+    gone = [work.item for name in "bcd" for work in mailbox.put(name, 0.0)]
+    assert gone == ["b"]
+    assert names(mailbox.take()) == (["a", "c"], "d")
+    replay = Mailbox(keep_all=True, history=1)
+    for name in "abc":
+        replay.put(name, 0.0)
+    assert replay.claim() == "a"
+    assert [names(replay.take()) for _ in "abc"] == [([], name) for name in "abc"]
+
+
+def test_a_claimed_cloud_goes_with_the_others_when_time_goes_back() -> None:
+    mailbox = Mailbox(keep_all=False, history=9)
+    for name in "ab":
+        mailbox.put(name, 0.0)
+    mailbox.claim()
+    assert [work.item for work in mailbox.time_jumped()] == ["a", "b"]
+    mailbox.put("c", 0.0)
+    assert mailbox.claim() is None, "its history ends before it, so nothing can be sent ahead"
+    batch = mailbox.take()
+    assert names(batch) == ([], "c") and batch.work.after_jump

@@ -98,5 +98,6 @@ class EngineBackEnd:
         with torch.cuda.device_of(heads.features):
             self.graphs.run(clock.lap)
             heads.copy.enqueue()
+        clock.waits()
         heads.copy.wait()
         frame.settle(counts.named(heads.copy.words[: counts.size]))

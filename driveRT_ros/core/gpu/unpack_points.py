@@ -6,6 +6,7 @@ what comes after reads the number on the device. See kernels/unpack_points.cu.
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import functools
 from collections.abc import Callable, Sequence
@@ -163,6 +164,39 @@ def status_of(found: Any) -> RawStatus:
     )
 
 
+class _Upload:
+    """A stream that fetches messages while the device is at work on the frame before.
+
+    Args:
+        device: CUDA device.
+    """
+
+    def __init__(self, device: torch.device) -> None:
+        self._device, self._stream = device, torch.cuda.Stream(device)
+        self._fetched, self._read = torch.cuda.Event(), torch.cuda.Event()
+        # Memory that the buffers had before may still be in use on the current stream.
+        self._read.record(torch.cuda.current_stream(device))
+        self._stream.wait_event(self._read)
+
+    def stream(self) -> contextlib.AbstractContextManager[None]:
+        """Return a context in which what is copied goes this way."""
+        return torch.cuda.stream(self._stream)  # type: ignore[no-any-return]
+
+    def wait(self) -> None:
+        """Wait until the last message is fetched: its pinned memory is free."""
+        self._fetched.synchronize()
+
+    def sent(self) -> None:
+        """Let the current stream wait for what was copied."""
+        self._fetched.record(self._stream)
+        torch.cuda.current_stream(self._device).wait_event(self._fetched)
+
+    def used(self) -> None:
+        """Let the next message wait until the current stream has read this one."""
+        self._read.record(torch.cuda.current_stream(self._device))
+        self._stream.wait_event(self._read)
+
+
 class PointUnpacker:
     """Buffers of fixed address for messages up to a size, and the kernels between them, as a graph.
 
@@ -198,7 +232,7 @@ class PointUnpacker:
         self._bytes = new(size, dtype=torch.uint8)
         self._pinned = torch.empty(size, dtype=torch.uint8, pin_memory=device.type == "cuda")
         self._host = self._pinned.numpy()
-        self._fetched = torch.cuda.Event() if device.type == "cuda" else None
+        self._upload = _Upload(device) if device.type == "cuda" else None
         self.rows = new(rows, NUM_FEATURES, dtype=torch.float32)
         self._status = new(-(-status // 4), dtype=torch.int32)
         self._to_host = HostCopy(self._status)
@@ -237,6 +271,8 @@ class PointUnpacker:
         """
         self._send(_header(raw, past, kept, ego_radius_m), past, raw.data)
         self._graphs.run()
+        if self._upload is not None:
+            self._upload.used()
         self._to_host.enqueue()
         room = raw.most_points + sum(sweep.kept.most for sweep in past)
         notes = ("graph_not_used",) if self._graphs.note else ()
@@ -244,8 +280,8 @@ class PointUnpacker:
         return UnpackedCloud(raw, self.rows[:room], self._status[:1], status, notes)
 
     def _send(self, header: np.void, past: Sequence[PastSweep], data: np.ndarray) -> None:
-        if self._fetched is not None:
-            self._fetched.synchronize()  # by the frame before last
+        if self._upload is not None:
+            self._upload.wait()  # for the message before last
         self._host[: header.nbytes] = np.frombuffer(header.tobytes(), np.uint8)
         if past:
             sweeps = struct_values(_FILE, "Past", [_past(sweep) for sweep in past])
@@ -255,10 +291,11 @@ class PointUnpacker:
             part = data[first : first + _COPY_BYTES]
             self._host[end : end + len(part)] = part
             end += len(part)
-            self._bytes[begin:end].copy_(self._pinned[begin:end], non_blocking=True)
+            with self._upload.stream() if self._upload else contextlib.nullcontext():
+                self._bytes[begin:end].copy_(self._pinned[begin:end], non_blocking=True)
             begin = end
-        if self._fetched is not None:
-            self._fetched.record(torch.cuda.current_stream(self.device))
+        if self._upload is not None:
+            self._upload.sent()
 
     def _bound(self, chunks: int) -> list[Callable[[], None]]:
         cloud, past = self._bytes[: self._past_at], self._bytes[self._past_at : self._data_at]
