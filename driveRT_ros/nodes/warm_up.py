@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import time
 from collections.abc import Sequence
 from typing import Any
@@ -34,9 +35,15 @@ def compile_kernels(builds: Sequence[KernelBuild], device: torch.device, log: An
 
 
 def warm_up(pipeline: Any, log: Any) -> None:
-    """Run a pipeline on made-up data; say how long that took, and what it showed to be missing."""
+    """Run a pipeline on made-up data; say how long that took, and what it showed to be missing.
+
+    Then look for garbage in everything that was imported and built. Python does so by itself once
+    enough is new since the last time, which start-up may have left to any frame; it stops all
+    threads for a tenth of a second.
+    """
     start_s = time.monotonic()
     pipeline.warm_up()
+    gc.collect()
     log.info(f"Warmed up in {time.monotonic() - start_s:.2f} s.")
     if note := getattr(pipeline, "graph_note", ""):  # not known before
         log.warning(note)

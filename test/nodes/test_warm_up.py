@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import gc
+
 import pytest
 
 from driveRT_ros.core import pipeline as hot_path
@@ -36,3 +38,20 @@ def test_the_log_says_once_why_frames_are_not_replayed_from_graphs() -> None:
     pipeline._front_end.graphs.note = "The device refused to capture (no)."
     warm_up(pipeline, log)
     assert log[2:] == [("warning", "The device refused to capture (no).")]
+
+
+def test_a_search_for_garbage_that_start_up_left_due_does_not_meet_a_frame() -> None:
+    """A full collection while frames come stops the node for as long as several of them."""
+    pipeline, _ = engine_pipeline(CONFIG)
+    done: list[int] = []
+
+    def collected(phase: str, info: dict[str, int]) -> None:
+        if phase == "stop":
+            done.append(info["generation"])
+
+    gc.callbacks.append(collected)
+    try:
+        warm_up(pipeline, Log())
+    finally:
+        gc.callbacks.remove(collected)
+    assert done[-1] == 2
