@@ -64,13 +64,18 @@ def _messages(
     counts = [max(size - 1, 0) // BLOCK for size in sizes]
     rounds = _spread(sum(counts), resident)[0]
     ends = np.cumsum([1 - (-count // (WARPS * rounds)) for count in counts])
-    rest = MESSAGES - len(tensors)
-    fields = {
-        **{**operators_on(sums.device, BLOCK // 4), "sums": sums, "rounds": rounds},
-        **{"data": [*tensors, *([None] * rest)], "bytes": [*sizes, *([0] * rest)]},
-        "block_end": [*ends, *([0] * rest)],
-    }
-    return struct_value("grid_ops_checksum.cu", "Messages", fields), int(ends[-1])
+    value, used = _no_messages(sums.device).copy(), slice(len(tensors))
+    value["sums"], value["rounds"] = sums.data_ptr(), rounds
+    value["data"][used] = [data.data_ptr() for data in tensors]
+    value["bytes"][used], value["block_end"][used] = sizes, ends
+    return value, int(ends[-1])
+
+
+@functools.cache
+def _no_messages(device: torch.device) -> np.void:
+    nothing = dict.fromkeys(("data", "bytes", "block_end"), [0] * MESSAGES)
+    fields = {**operators_on(device, BLOCK // 4), **nothing, "sums": None, "rounds": 0}
+    return struct_value("grid_ops_checksum.cu", "Messages", fields)
 
 
 def checksum(
