@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from driveRT_ros.sim.materials import INDEX
-from driveRT_ros.sim.pairs import Rays, ragged
+from driveRT_ros.sim.pairs import Rays
 from driveRT_ros.sim.road import Road
 
 _FLAT = 0.09  # slopes of rays between which terrain may be met twice, or not at all
@@ -129,7 +129,7 @@ def _with_kerb(road, s_ego, surface, beams: _Beams, low):
 def _reach(road: Road, beams: _Beams) -> np.ndarray:
     """Bound (N,) how far to the side a ray meets the lifted terrain before the low one."""
     fall = -beams.direction[2] / beams.length - road.config.max_slope
-    reach = 4.0 * road.config.kerb_height_m / np.maximum(fall, 1e-9) + 0.5
+    reach = 2.0 * road.config.kerb_height_m / np.maximum(fall, 1e-9) + 0.3
     return np.where(fall > 0.03, reach, np.inf)  # else two steps of Newton's method may go anywhere
 
 
@@ -197,19 +197,23 @@ def _march(road: Road, beams: _Beams, above: np.ndarray, max_range_m: float) -> 
 def _first_below(road: Road, beams: _Beams, above: np.ndarray, t: np.ndarray) -> np.ndarray:
     """Return which of the ranges ``t`` is the first below the terrain, their number where none is.
 
-    The terrain lies between two planes, as steep as it can get, through the point below the
-    sensor: only samples between these are looked at.
+    The terrain rises no more steeply than its parameter says: from a height above it a ray stays
+    above it for a while, and the samples on this way are passed over.
     """
-    rise = road.config.max_slope * beams.length
-    soon, late = rise - beams.direction[2], -rise - beams.direction[2]
-    with np.errstate(divide="ignore"):
-        begin = np.searchsorted(t, np.where(soon > 0, (above - _TINY_M) / soon, np.inf))
-        end = np.searchsorted(t, np.where(late > 0, (above + _TINY_M) / late, np.inf), "right")
-    ray, step = ragged(np.maximum(end - begin, 0))
-    sample = begin[ray] + step
-    below = np.nonzero(_height_above(road, beams.take(ray), t[sample]) <= 0.0)[0]
-    np.minimum.at(end, ray[below], sample[below])
-    return end
+    first = np.full(len(above), len(t))
+    soon = road.config.max_slope * beams.length - beams.direction[2]  # height lost in a metre
+    rows = np.nonzero(soon > 0)[0]
+    beams, soon = beams.take(rows), soon[rows]
+    sample = np.searchsorted(t, (above[rows] - _TINY_M) / soon)
+    while True:
+        left = np.nonzero(sample < len(t))[0]
+        if len(left) == 0:
+            return first
+        rows, beams, soon, sample = rows[left], beams.take(left), soon[left], sample[left]
+        height = _height_above(road, beams, t[sample])
+        first[rows[height <= 0.0]] = sample[height <= 0.0]
+        clear = np.searchsorted(t, t[sample] + (height - _TINY_M) / soon)
+        sample = np.where(height <= 0.0, len(t), np.maximum(clear, sample + 1))
 
 
 def _height_above(road: Road, beams: _Beams, t: np.ndarray) -> np.ndarray:

@@ -13,6 +13,7 @@ from functools import cached_property
 import numpy as np
 
 _PARALLEL = 1e-12
+_WORTH_IT = 3  # beams of a group that is looked at twice
 
 
 @dataclass(frozen=True)
@@ -81,6 +82,11 @@ class Groups:
         """Return the groups in these rows."""
         return Groups(*(getattr(self, name)[rows] for name in self.__dataclass_fields__))
 
+    def and_(self, others: Groups) -> Groups:
+        """Return these groups and others."""
+        names = self.__dataclass_fields__
+        return Groups(*(np.concatenate([getattr(g, n) for g in (self, others)]) for n in names))
+
 
 def ragged(count: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     """Return group and place in the group of the members of groups of ``count`` members each."""
@@ -88,8 +94,8 @@ def ragged(count: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     return group, np.arange(len(group)) - np.repeat(np.cumsum(count) - count, count)
 
 
-def candidates(rays: Rays, shapes: Shapes, max_range_m: float) -> tuple[Groups, Groups, int]:
-    """Return all pairs that may meet, what a closer look leaves of them, and their number.
+def candidates(rays: Rays, shapes: Shapes, max_range_m: float) -> tuple[Groups, int]:
+    """Return what a closer look leaves of all pairs that may meet, and the number of all.
 
     Args:
         rays: The rays.
@@ -97,8 +103,7 @@ def candidates(rays: Rays, shapes: Shapes, max_range_m: float) -> tuple[Groups, 
         max_range_m: Bodies beyond are left out.
 
     Returns:
-        Groups in the order of their pairs; some of those that are left; the number of all pairs.
-        No pair that meets is left out of either.
+        Groups in any order, in which no pair that meets is missing; the number of pairs before.
     """
     centre = shapes.centre
     radius = np.hypot(shapes.half[0], shapes.half[1])
@@ -109,12 +114,11 @@ def candidates(rays: Rays, shapes: Shapes, max_range_m: float) -> tuple[Groups, 
     fan = _Fan.of(rays)
     column, which = fan.columns_towards(centre[:2, rows], radius[rows])
     which = rows[which]
-    begin, count = fan.beams_between(column, which, shapes, radius)
-    pair = np.cumsum(count) - count
-    total = int(count.sum())
-    some = np.nonzero(count)[0]
-    every = Groups(column, which, begin, count, pair, np.zeros(len(pair))).take(some)
-    return every, narrowed(every, fan, shapes, radius), total
+    begin, count, near = fan.beams_between(column, which, shapes, radius)
+    groups = Groups(column, which, begin, count, np.cumsum(count) - count, near)
+    large = groups.take(np.nonzero(count >= _WORTH_IT)[0])
+    small = groups.take(np.nonzero((count > 0) & (count < _WORTH_IT))[0])
+    return small.and_(narrowed(large, fan, shapes, radius)), int(count.sum())
 
 
 def narrowed(groups: Groups, fan: _Fan, shapes: Shapes, radius: np.ndarray) -> Groups:
@@ -251,15 +255,19 @@ class _Fan:
 
     def beams_between(
         self, column: np.ndarray, which: np.ndarray, shapes: Shapes, radius: np.ndarray
-    ) -> tuple[np.ndarray, np.ndarray]:
-        """Return the first beam, and how many, that may pass between a body's floor and top."""
+    ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+        """Return the first beam, and how many, that may pass between a body's floor and top.
+
+        The third array (G,) is how near in plan the body's circle is.
+        """
         x, y, z = self.rays.origins[column].T
         distance = np.hypot(shapes.centre[0].take(which) - x, shapes.centre[1].take(which) - y)
         radius = radius.take(which)
         near = np.maximum(distance - radius, 1e-2)
         low, high = self.window(column, near, distance + radius, *_heights(shapes, which, z))
         begin = np.searchsorted(self.elevation, low, "left")
-        return begin, np.maximum(np.searchsorted(self.elevation, high, "right") - begin, 0)
+        count = np.maximum(np.searchsorted(self.elevation, high, "right") - begin, 0)
+        return begin, count, np.maximum(distance - radius - 1e-6, 0.0)
 
     def window(
         self,

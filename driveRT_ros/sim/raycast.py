@@ -45,7 +45,7 @@ def cast(rays: Rays, bodies: np.ndarray, max_range_m: float, rng: np.random.Gene
     columns, beams = rays.shape
     range_m = np.full(columns * beams, np.inf)
     shapes = Shapes.of(bodies)
-    _, groups, total = candidates(rays, shapes, max_range_m)
+    groups, total = candidates(rays, shapes, max_range_m)
     luck = rng.random(total)
     shell = np.searchsorted(_SHELLS_M, groups.near, "right")
     groups = groups.take(
