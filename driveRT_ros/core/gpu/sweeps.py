@@ -98,7 +98,8 @@ class DeviceSweepBuffer(SweepBuffer):
                 raise
             self._left_alone = fault.context_lost
             if self._left_alone:
-                keep(error, cloud, [(sweep.there, sweep.kept) for sweep in self._past])
+                past = [(sweep.there, sweep.kept) for sweep in self._past]
+                keep(error, cloud, past, self._unpackers)
             for sweep in self._past:
                 sweep.there = sweep.kept = None  # what came of it is not known
 

@@ -359,9 +359,10 @@ def _header(
     with np.errstate(over="ignore"):
         fill = np.float32(config.default_intensity / (config.intensity_scale or 1.0))
     values: dict[str, object] = {
-        "num_points": raw.num_points, "width": max(raw.width, 1),
+        "num_points": raw.num_points, "width": raw.width if raw.num_points else 1,
         "capacity": config.point_capacity, "big_endian": int(raw.big_endian),
-        "point_step": raw.point_step, "row_step": raw.row_step,
+        "point_step": raw.point_step if raw.num_points else 0,
+        "row_step": raw.row_step if raw.num_points else 0,
         "offset": [offset for offset, _ in places], "kind": [kind for _, kind in places],
         "missing": config.default_intensity, "fill": fill,
         "factor": config.intensity_scale, "clip": config.intensity_clip,
