@@ -58,7 +58,7 @@ def test_exported_weights_detect_what_the_module_says(tmp_path, by_table):
         {
             **{k: v for k, v in config.lidar.to_dict().items() if k in ("voxelization", "model")},
             "post_process_params": {
-                "score_thresholds": (0.12,),
+                "score_thresholds": (0.0121,),
                 "iou_nms_threshold": 1.0,
                 "top_k": 10_000,
                 "max_boxes_per_head": 1000,
@@ -82,7 +82,7 @@ def test_exported_weights_detect_what_the_module_says(tmp_path, by_table):
             labels += [first + k] * len(decoded)
         first += len(classes)
     boxes, scores, labels = torch.cat(boxes), torch.cat(scores), torch.tensor(labels)
-    over = scores > 0.12
+    over = scores > 0.0121
     assert 20 < over.sum() < len(over), "the case must not be trivial"
     assert len(result) == over.sum()
     for mine, theirs in ((boxes, result.boxes), (scores, result.scores)):
