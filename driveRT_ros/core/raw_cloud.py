@@ -16,6 +16,12 @@ ROLES = ("x", "y", "z", "intensity", "time", "ring")
 """What a field of a point may be, in the order in which kernels know them."""
 
 
+def intensity_fill(config: InputConfig) -> float:
+    """Return what stands for an intensity that is not finite, before it is scaled: a float32."""
+    with np.errstate(over="ignore"):
+        return float(np.float32(config.default_intensity / (config.intensity_scale or 1.0)))
+
+
 @dataclass(frozen=True)
 class RawStatus:
     """What unpacking a cloud on a device found, with the numbers that its report follows from.

@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 
 from driveRT_ros.core.config import InputConfig
+from driveRT_ros.core.raw_cloud import intensity_fill
 from driveRT_ros.io.cloud_layout import BLOCK_POINTS, CloudField
 
 MAX_SCAN_S = 1.0
@@ -32,11 +33,6 @@ class Tally:
         """Add a note, once."""
         if key not in self.notes:
             self.notes.append(key)
-
-
-def intensity_fill(config: InputConfig) -> float:
-    """Return what stands for an intensity that is not finite, before it is scaled."""
-    return config.default_intensity / (config.intensity_scale or 1.0)
 
 
 def scale_intensity(

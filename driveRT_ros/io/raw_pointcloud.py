@@ -10,10 +10,10 @@ import numpy as np
 
 from driveRT_ros.core.config import InputConfig
 from driveRT_ros.core.frame import DecodeReport
-from driveRT_ros.core.raw_cloud import RawCloud, RawStatus
+from driveRT_ros.core.raw_cloud import RawCloud, RawStatus, intensity_fill
 from driveRT_ros.core.rows import RowMaker, plain_rows
 from driveRT_ros.io.cloud_layout import CloudField, datatype_of, read_layout
-from driveRT_ros.io.point_values import Tally, finite_sum, intensity_fill, lag_rule, scaled_limits
+from driveRT_ros.io.point_values import Tally, finite_sum, lag_rule, scaled_limits
 from driveRT_ros.io.pointcloud import count_dropped, decode, find_roles, read_header
 
 _DEFAULTS = InputConfig()
@@ -93,7 +93,7 @@ def _report(
 def _note_intensity(is_float: bool, config: InputConfig, status: RawStatus, tally: Tally) -> None:
     values = list(status.intensity_limits or ())
     if status.odd_intensity:
-        values.append(float(np.float32(intensity_fill(config))))
+        values.append(intensity_fill(config))
     scaled_limits(
         min(values), max(values), status.odd_intensity, is_float, status.num_points, config, tally
     )

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import subprocess
 import sys
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -13,8 +14,11 @@ import torch
 from driveRT_ros.core.config import LidarConfig
 from driveRT_ros.core.device_faults import DEVICE_ERROR, OUT_OF_MEMORY, device_fault
 from driveRT_ros.core.pipeline import LidarPipeline
+from driveRT_ros.core.raw_cloud import CountedRows
+from driveRT_ros.nodes.cloud_input import CloudInput
 from driveRT_ros.nodes.device_guard import MAX_FAILURES, DeviceGuard
 from driveRT_ros.nodes.health import Health
+from test.support.clouds import xyzi_cloud
 
 pytestmark = pytest.mark.gpu
 
@@ -66,6 +70,17 @@ def points(seed: int) -> np.ndarray:
     return np.concatenate((xyz, np.zeros((1500, 2))), axis=1, dtype=np.float32)
 
 
+NUM_JOINED = (1500, 2892, 4282, 5674)
+"""Points of so many of these sweeps: past ones without those on the vehicle itself."""
+
+
+def cloud(seed: int) -> Any:
+    """Return the same points as a message, with its pose."""
+    columns = dict(zip(("x", "y", "z", "intensity"), points(seed).T))
+    message = xyzi_cloud(columns, stamp_ns=10**18 + seed * 50_000_000)
+    return SimpleNamespace(msg=message, T_world_lidar=np.eye(4))
+
+
 def guarded() -> tuple[DeviceGuard, Health]:
     """Return a guard around the detector on the GPU."""
 
@@ -96,7 +111,12 @@ def test_memory_comes_back_after_every_fault() -> None:
 def lose_the_gpu() -> None:
     """Lose it in the middle of a run, and go on; runs in a process of its own."""
     guard, health = guarded()
-    assert len(guard.process(points(1))) > 0
+    clouds = CloudInput(CONFIG, torch.device("cuda", 0))
+    for seed in range(3):
+        joined = clouds.join(cloud(seed), CONFIG.input)
+        assert len(guard.process(joined.points)) > 0
+        assert len(clouds.settle(joined)[1]) == NUM_JOINED[seed]
+    assert isinstance(joined.points, CountedRows)
     guard._pipeline.fault = index_too_far
     try:
         guard.process(points(1))
@@ -108,6 +128,9 @@ def lose_the_gpu() -> None:
         raise AssertionError("the GPU should be lost")
     want = LidarPipeline(CONFIG, None, "cpu").process(points(2)).boxes
     assert torch.equal(guard.process(points(2)).boxes, want)
+    joined = clouds.join(cloud(3), CONFIG.input)  # the host decodes, and has the sweeps before it
+    assert len(clouds.settle(joined)[1]) == NUM_JOINED[3] and not joined.points.is_cuda
+    assert torch.equal(joined.points[:1500], torch.from_numpy(points(3)))
     assert health.state.device == "cpu" and "device_lost" in health.state.faults
     say("gone on")
 

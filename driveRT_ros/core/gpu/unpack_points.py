@@ -20,7 +20,14 @@ from driveRT_ros.core.cuda import Kernel
 from driveRT_ros.core.gpu.transfers import HostCopy
 from driveRT_ros.core.graph import StageGraphs
 from driveRT_ros.core.kernel_args import struct_dtype, struct_value, struct_values
-from driveRT_ros.core.raw_cloud import ROLES, CloudSummary, CountedRows, RawCloud, RawStatus
+from driveRT_ros.core.raw_cloud import (
+    ROLES,
+    CloudSummary,
+    CountedRows,
+    RawCloud,
+    RawStatus,
+    intensity_fill,
+)
 from driveRT_ros.core.sparse_types import NUM_FEATURES
 
 _FILE = "unpack_points.cu"
@@ -356,15 +363,13 @@ def _header(
 ) -> np.void:
     config = raw.config
     places = [raw.fields.get(role, (0, 0)) for role in ROLES]
-    with np.errstate(over="ignore"):
-        fill = np.float32(config.default_intensity / (config.intensity_scale or 1.0))
     values: dict[str, object] = {
         "num_points": raw.num_points, "width": raw.width if raw.num_points else 1,
         "capacity": config.point_capacity, "big_endian": int(raw.big_endian),
         "point_step": raw.point_step if raw.num_points else 0,
         "row_step": raw.row_step if raw.num_points else 0,
         "offset": [offset for offset, _ in places], "kind": [kind for _, kind in places],
-        "missing": config.default_intensity, "fill": fill,
+        "missing": config.default_intensity, "fill": intensity_fill(config),
         "factor": config.intensity_scale, "clip": config.intensity_clip,
         "scale": config.intensity_scale, "most": config.intensity_clip,
         "stamp_ns": float(raw.stamp_ns), "ego_radius_m": ego_radius_m, "num_past": len(past),
