@@ -199,8 +199,11 @@ def bench_frame(
 
 
 def summary(config: LidarConfig, default: Plan, times: Times) -> dict[str, ConvTactic]:
-    """Print what the layers of a frame take together; return the best tactic of every domain."""
-    graph = build_graph(config.model)
+    """Print what the layers of a frame take together, and the best tactic of every domain.
+
+    Lines are written as in the table of ``core/default_tactics.py``. Returns these tactics.
+    """
+    graph, widths = build_graph(config.model), domain_layers(config.model.channels)
     layers = [layer for level in graph.levels for layer in level][1:] + list(graph.bev)
     best, before, after = dict(default.tactics), 0.0, 0.0
     for name, found in times.items():
@@ -210,7 +213,8 @@ def summary(config: LidarConfig, default: Plan, times: Times) -> dict[str, ConvT
         count = sum(layer.map_key == name for layer in layers)
         old = found.get(default.tactics[name], float("nan"))
         before, after = before + count * old, after + count * found[best[name]]
-        print(f"{name:10} x{count} {old:7.1f} -> {found[best[name]]:7.1f} us  {best[name]!r}")
+        line = f'("{name}", {", ".join(map(str, widths[name][:2]))}): {best[name]!r},'
+        print(f"x{count} {old:7.1f} -> {found[best[name]]:7.1f} us  {line}")
     print(f"all layers {before:.0f} -> {after:.0f} us", flush=True)
     return best
 

@@ -14,6 +14,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, TypeVar
 
+from driveRT_ros.core.default_tactics import default_tactic
 from driveRT_ros.core.errors import ConfigError, PlanMismatch
 from driveRT_ros.core.pool_tactics import PoolTactic
 from driveRT_ros.core.sparse_conv_mma import MmaTactic
@@ -258,54 +259,6 @@ def _checked(tactic: T) -> T:
     return tactic
 
 
-# ---- defaults -----------------------------------------------------------------------------------
-
-# Staged tactics, measured on an H200: tile rows, slab, warps along rows and along channels, stages,
-# blocks.
-_STAGED = {
-    "F16": {
-        16: (64, 16, 2, 1, 4, 8),
-        32: (64, 32, 2, 1, 4, 6),
-        64: (64, 64, 2, 2, 3, 4),
-        128: (64, 64, 2, 2, 3, 3),
-    },
-    "F16X3": {
-        16: (64, 16, 2, 1, 4, 8),
-        32: (128, 16, 4, 1, 4, 4),
-        64: (64, 32, 2, 1, 3, 4),
-        128: (64, 16, 2, 2, 4, 3),
-    },
-    "F64": {
-        16: (128, 16, 4, 1, 3, 4),
-        32: (64, 32, 2, 1, 3, 4),
-        64: (64, 16, 2, 2, 4, 3),
-        128: (32, 32, 1, 4, 3, 3),
-    },
-}
-_STAGED["TF32"] = _STAGED["F16X3"]
-# The same for levels 5 and 6, whose lines of taps are groups of their own.
-_FEW_ROWS = {
-    "F16": (64, 32, 2, 2, 4, 3),
-    "F16X3": (64, 16, 2, 2, 4, 3),
-    "F64": (32, 32, 1, 4, 3, 3),
-}
-_FEW_ROWS["TF32"] = _FEW_ROWS["F16X3"]
-# Domains of the published widths that fill a wide chip badly: four blocks share a tile's channels.
-_SHARED_TILES = MmaTactic(9, 64, 32, 4, 1, 3, 4, "F64", parts=4)
-_F64_OF_DOMAIN = {
-    "spconv4": MmaTactic(9, 64, 16, 2, 2, 4, 4, "F64", parts=2),
-    "spconv5": _SHARED_TILES,
-    "subm5": _SHARED_TILES,
-    "spconv6": MmaTactic(9, 16, 32, 1, 4, 2, 5, "F64"),
-    "subm6": _SHARED_TILES,
-    "spconv_out": MmaTactic(3, 64, 32, 4, 1, 3, 4, "F64", parts=4),
-}
-_RESIDENT_F16 = MmaTactic(1, 16, 32, 16, 1, 2, 2, "F16", "resident")
-_ROOM_FOR_TWO = ((8, 0), (9, 0), (10, 0))  # multiprocessors that hold its weights twice
-_MEASURED_F64 = ((9, 0),)
-_TENSOR_ARITHMETIC = {"fp32x3": "F16X3", "tf32": "TF32", "fp16": "F16"}
-
-
 def default_plan(
     channels: tuple[int, ...], capability: tuple[int, int], precision: str = "fp32"
 ) -> Plan:
@@ -324,75 +277,10 @@ def default_plan(
         ConfigError: If there is no such precision, or a domain that nothing can run.
     """
     check_precision(precision)
-    tactics = {}
-    for domain, layer in domain_layers(channels).items():
-        few = domain[-1] in "56t"  # the upper levels and the bird's-eye view
-        tactic: ConvTactic | None = None
-        arithmetic = _TENSOR_ARITHMETIC.get(precision, "F64")
-        if arithmetic != "F64":
-            tactic = _tensor_cores(*layer, few, capability, arithmetic)
-        elif capability in _MEASURED_F64:
-            tactic = _float64(domain, *layer, few, capability)
-        if tactic is None:
-            if precision == "fp16":
-                raise ConfigError(
-                    f"Precision 'fp16' cannot run domain '{domain}', {layer[0]} -> {layer[1]} "
-                    f"channels, at compute capability {capability[0]}.{capability[1]}: it needs "
-                    "7.5 and widths of 16, 32, 64 or 128; use 'fp32'."
-                )
-            tactic = _cuda_cores(*layer, few, capability)
-        tactics[domain] = tactic
+    tactics = {
+        domain: default_tactic(domain, layer, capability, precision)
+        for domain, layer in domain_layers(channels).items()
+    }
     plan = Plan(precision, tactics)
     plan.check_layers(channels, capability)
     return plan
-
-
-def _float64(
-    domain: str, c_in: int, c_out: int, taps: int, few: bool, capability: tuple[int, int]
-) -> MmaTactic | None:
-    measured = _F64_OF_DOMAIN.get(domain) if c_out == 128 else None
-    if measured and not measured.supports(c_in, c_out, taps, capability):
-        return measured
-    return _tensor_cores(c_in, c_out, taps, few, capability, "F64")
-
-
-def _tensor_cores(
-    c_in: int, c_out: int, taps: int, few: bool, capability: tuple[int, int], arithmetic: str
-) -> MmaTactic | None:
-    """Return the tactic with as many stages as the chip has room for, or None."""
-    if (c_in, c_out, arithmetic) == (32, 32, "F16") and capability in _ROOM_FOR_TWO and not few:
-        return _RESIDENT_F16
-    by_lines = few and c_out == 128 and taps == 27
-    shape = _FEW_ROWS[arithmetic] if by_lines else _STAGED[arithmetic].get(c_out)
-    if shape is None:
-        return None
-    rows, slab, warps_m, warps_n, most_stages, blocks = shape
-    for stages in range(most_stages, 1, -1):
-        tactic = MmaTactic(
-            9 if by_lines else 3,
-            rows,
-            min(slab, c_in),
-            warps_m,
-            warps_n,
-            stages,
-            blocks,
-            arithmetic,
-        )
-        if not tactic.supports(c_in, c_out, taps, capability):
-            return tactic
-    return None
-
-
-def _cuda_cores(c_in: int, c_out: int, taps: int, few: bool, capability: tuple[int, int]) -> Tactic:
-    """Return the tactic; GPUs before 8.0 lack shared memory for three stages of the widest tile."""
-    stages = 3 if capability >= (8, 0) else 2
-    groups = 9 if few and taps == 27 else 3
-    if c_out >= 128 and few:
-        return Tactic(groups, 32, 16, 4, 8, stages, 4 if stages == 3 else 3)
-    if c_out >= 128:
-        return Tactic(groups, 64, 16, 8, 8, stages, 3)
-    if c_out >= 64:
-        return Tactic(groups, 64, 16, 4, 8, stages, 4)
-    if c_out >= 32:
-        return Tactic(groups, 64, min(32, c_in), 4, 4, 2, 8)
-    return Tactic(groups, 64, 16, 4, 4, stages, 8)
