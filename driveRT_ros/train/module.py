@@ -25,8 +25,10 @@ weights of the first layer take the factor over when they are exported."""
 
 _BRANCH_STD = 0.01
 _HEAT_BIAS = -4.6
-"""Score 0.01: hardly a row holds an object. From a greater score the first steps only learn that (Lin
-et al., "Focal loss for dense object detection", ICCV 2017)."""
+"""Score 0.01: hardly a row holds an object, and first steps need not learn that.
+
+Source: Lin et al., "Focal loss for dense object detection", ICCV 2017.
+"""
 _BRANCH_BIAS = {"hm": (_HEAT_BIAS,), "dim": (0.5, 0.0, 0.0), "center": (0.5, 0.5)}
 
 
