@@ -153,7 +153,7 @@ class Lidar:
             rng,
         )
         returned = met & found & (true > _MIN_RANGE_M)
-        spread = np.hypot(config.range_noise_m, TABLE[seen["material"], 4])
+        spread = np.hypot(config.range_noise_m, TABLE[:, 4])[seen["material"]]
         measured = np.where(returned, true, 0.0)
         measured += returned * spread * rng.standard_normal(len(true))
         owner = np.where(returned, seen["owner"], NOBODY)

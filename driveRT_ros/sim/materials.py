@@ -98,7 +98,7 @@ def respond(
     Returns:
         (N,) bool found, (N,) float64 intensity 0..255.
     """
-    intensity, spread, exponent, loss, _ = TABLE[material].T
+    intensity, spread, exponent, loss, _ = (column[material] for column in TABLE.T.copy())
     bright = (
         brightness
         * intensity

@@ -72,7 +72,7 @@ class Road:
         where = np.clip((s - _START_S) / _STEP_M, 0.0, self._table.shape[1] - 1.001)
         low = where.astype(np.int64)
         part = where - low
-        return [self._table[k].take(low) + self._steps[k].take(low) * part for k in rows]
+        return [self._table[k][low] + self._steps[k][low] * part for k in rows]
 
     def place(
         self, s: np.ndarray | float, d: np.ndarray | float

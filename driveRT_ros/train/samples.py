@@ -73,13 +73,16 @@ def pack(points: Floats) -> Packed:
 def unpack(packed: Packed) -> Floats:
     """Return (N, 5) float32 x, y, z, intensity, time lag."""
     out = np.empty((len(packed), 5), np.float32)
-    out[:, :3] = packed.xyz * np.float32(STEP_M)
+    for axis in range(3):
+        out[:, axis] = packed.xyz[:, axis] * np.float32(STEP_M)
     out[:, 3] = packed.rest[:, 0]
     out[:, 4] = packed.rest[:, 1] * np.float32(STEP_S)
     return out
 
 
-def points_in_boxes(points: Floats, boxes: Floats) -> Iterator[npt.NDArray[np.int64]]:
+def points_in_boxes(
+    points: Floats, boxes: Floats, order: npt.NDArray[np.int64] | None = None
+) -> Iterator[npt.NDArray[np.int64]]:
     """Yield the rows of the points in each box, every point moved on to the stamp of the frame.
 
     A past point of a moving object lies where the object was; ``position + velocity * time lag``
@@ -88,8 +91,10 @@ def points_in_boxes(points: Floats, boxes: Floats) -> Iterator[npt.NDArray[np.in
     Args:
         points: (N, 5).
         boxes: (M, 9); an unknown velocity counts as 0.
+        order: (N,) rows of the points as a stable sort by x has them, where it is known.
     """
-    order = _order(points[:, 0])
+    if order is None:
+        order = _order(points[:, 0])
     xs, ys = points[:, 0][order].astype(np.float64), points[:, 1][order]
     oldest = float(points[:, 4].max()) if len(points) else 0.0
     for x, y, z, length, width, height, yaw, vx, vy in boxes.astype(np.float64):
@@ -152,7 +157,8 @@ def samples_of(
         known = [k for k, name in enumerate(names) if name in class_names]
         boxes = truth.boxes.numpy().astype(np.float32)[known]
         packed = pack(points)
-        counts = [len(rows) for rows in points_in_boxes(unpack(packed), boxes)]
+        order = np.argsort(packed.xyz[:, 0], kind="stable")  # 16 bits: a single pass
+        counts = [len(rows) for rows in points_in_boxes(unpack(packed), boxes, order)]
         yield Sample(
             packed,
             boxes,
