@@ -129,9 +129,6 @@ def samples_of(
     frames: Iterable[SceneFrame],
     densification: DensificationConfig,
     class_names: tuple[str, ...],
-    *,
-    first: int = 0,
-    every: int = 1,
 ) -> Iterator[Sample]:
     """Join the sweeps of a drive and yield its annotated frames.
 
@@ -139,17 +136,12 @@ def samples_of(
         frames: Sweeps of one drive in order of time.
         densification: How many past sweeps are joined.
         class_names: Of the model; objects of other classes are left out.
-        first: Annotated frames before this one are passed over.
-        every: Only each n-th annotated frame from there is yielded.
     """
     buffer = SweepBuffer(densification)
-    annotated = 0
     for frame in frames:
         pose = None if frame.T_world_ego is None else frame.T_world_ego @ frame.T_ego_lidar
         truth = frame.ground_truth
-        wanted = truth is not None and annotated >= first and (annotated - first) % every == 0
-        annotated += truth is not None
-        if not wanted:
+        if truth is None:
             buffer.keep(frame.points, pose)
             continue
         points = buffer.push(frame.points, pose).numpy()
