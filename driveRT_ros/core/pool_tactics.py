@@ -368,15 +368,25 @@ def tensors_of(work: Work) -> list[torch.Tensor]:
 
 
 def default_tactic(shape: PoolShape, frustum_shape: tuple[int, int, int, int]) -> PoolTactic:
-    """Return the tactic for tensors that nothing was measured for."""
-    groups = -(-shape.channels // USUAL_CHANNELS)
-    while groups < shape.channels and shape.channels % groups:
+    """Return the tactic for tensors that nothing was measured for.
+
+    None of them spills registers on any architecture, with or without logits.
+    """
+    channels = shape.channels
+    groups = -(-channels // USUAL_CHANNELS)
+    while groups < channels and channels % groups:
         groups += 1
-    each = shape.channels // groups
-    warps = 8 if each <= 96 else 4
-    # Rows of eight bits leave room for 16 warps of 128 registers where halves need 160.
-    min_blocks = 4 if each > 96 and shape.features.itemsize == 1 else 1
-    tiles = PoolTactic("tiles", warps=warps, groups=groups, min_blocks=min_blocks)
-    wide_enough = groups == 1 or each >= 32
+    tiles = PoolTactic("tiles", groups=groups)
+    if channels > USUAL_CHANNELS:
+        # Rows by 8 bytes leave room for 12 warps of a multiprocessor, also where depths are logits.
+        tiles = PoolTactic(
+            "tiles", vector=8, warps=4, steps=4, groups=groups, min_blocks=3, whole_sectors=True
+        )
+    elif channels > 96:
+        # Two groups read depths twice, but need 96 registers where one needs 157 - as long as both
+        # can load 16 bytes at once.
+        halves = PoolTactic("tiles", steps=4, groups=2)
+        tiles = PoolTactic("tiles", warps=4) if channels % 16 else halves
+    wide_enough = groups == 1 or channels // groups >= 32
     fits = wide_enough and not tiles.supports(shape, frustum_shape)
     return tiles if fits else PoolTactic("balanced")

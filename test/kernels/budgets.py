@@ -83,7 +83,8 @@ def pooling():
     f32, f16, f8 = torch.float32, torch.float16, torch.float8_e4m3fn
     for kind, features, channels in (
         *(("balanced", f32, 80), ("balanced", f16, 80), ("balanced", f8, 80)),
-        *(("tiles", f16, 80), ("tiles", f8, 80), ("tiles", f16, 128), ("tiles", f8, 256)),
+        *(("tiles", f16, 80), ("tiles", f8, 80), ("tiles", f16, 128), ("tiles", f8, 128)),
+        *(("tiles", f16, 256), ("tiles", f8, 256)),
     ):
         other = f32 if features == f32 else f16
         shape = PoolShape(channels, features, other, other, 16 // features.itemsize)
@@ -91,7 +92,7 @@ def pooling():
         tactic = default if kind == default.kind else PoolTactic(kind)
         stem = "bev_pool_tiles" if kind == "tiles" else "bev_pool"
         yield stem, tactic.defines(shape), ARCHITECTURES
-        if features == f16 and channels == 80:  # with the softmax of logits inside
+        if features == f16 or channels > 80:  # with the softmax of logits inside
             yield stem, tactic.defines(dataclasses.replace(shape, logits=True)), ("sm_75", "sm_90")
     for features, changes in (  # only a search finds them
         (f8, {"warps": 4, "groups": 1, "min_blocks": 2}),

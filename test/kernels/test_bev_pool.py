@@ -10,7 +10,7 @@ import torch
 
 from driveRT_ros.core.bev_pool import result_dtype
 from driveRT_ros.core.errors import ConfigError
-from driveRT_ros.core.pool_tactics import BASELINES, PoolTactic
+from driveRT_ros.core.pool_tactics import BASELINES, PoolShape, PoolTactic, default_tactic
 from driveRT_ros.core.pool_work import balanced_slots, column_tiles
 from driveRT_ros.core.reference.bev_pool import bev_pool, build_scatter_map, map_of_cells
 from test.support.launch import Buffers
@@ -107,9 +107,11 @@ def test_steps_of_a_tile_divide_over_warps_and_channels_over_blocks(backend, war
 
 
 @pytest.mark.parametrize("features", [F16, F8])
-def test_wide_features_divide_over_blocks(backend, features):
-    tactic = PoolTactic("tiles", warps=4, groups=2)
-    depth, context = tensors(rig_map(), 256, features, F16)
+@pytest.mark.parametrize("channels", [128, 256])
+def test_wide_features_divide_over_blocks_by_default(backend, features, channels):
+    depth, context = tensors(rig_map(), channels, features, F16)
+    tactic = default_tactic(PoolShape.of(depth, context, F16), tuple(depth.shape[1:]))
+    assert (tactic.kind, tactic.groups) == ("tiles", 2)
     check(backend, tactic, rig_map(), depth, context)
 
 
