@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import os
 import sys
+import traceback
 from collections.abc import Sequence
 
 from driveRT_ros import __version__
@@ -23,7 +24,7 @@ from driveRT_ros.commands import (
     tune,
     verify,
 )
-from driveRT_ros.core.errors import DeviceError, DriveRTError
+from driveRT_ros.core.errors import DriveRTError
 from driveRT_ros.nodes.processes import ProcessFailed
 
 COMMANDS = {
@@ -91,30 +92,42 @@ def main(argv: Sequence[str] | None = None) -> int:
         argv: Arguments without the program name; None takes those of the process.
     """
     args = build_parser().parse_args(argv)
+    before = _wrecks()
     try:
-        code: int = args.execute(args)
+        code = int(args.execute(args))
     except ProcessFailed as error:
         sys.stderr.write(f"drivert: {error}\n")
-        return 1
+        code = 1
     except DriveRTError as error:
         sys.stderr.write(f"drivert: {error}\n")
-        _leave_if_the_gpu_is_lost(error)
-        return 2
+        code = 2
+        _wrecks(error)
+    except RuntimeError as error:  # of torch
+        if _wrecks(error) == before:
+            raise
+        traceback.print_exc()
+        code = 1
     except KeyboardInterrupt:
         sys.stderr.write("drivert: interrupted.\n")
-        return 130
+        code = 130
+    if _wrecks() > before:
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os._exit(code)  # cleaning up would call a CUDA context that is no more, which may abort
     return code
 
 
-def _leave_if_the_gpu_is_lost(error: DriveRTError) -> None:
-    """End the process at once where cleaning up would call a CUDA context that is no more."""
-    if not isinstance(error, DeviceError):
-        return
-    from driveRT_ros.core.device_faults import device_fault, keep
+def _wrecks(error: Exception | None = None) -> int:
+    """Return how many things are kept that lie on a lost GPU.
 
-    fault = device_fault(error)
-    if fault is not None and fault.context_lost:
+    Args:
+        error: What a command ended with. Where that is the loss of the GPU, it becomes one: its
+            traceback holds what was in work.
+    """
+    if "torch" not in sys.modules:
+        return 0
+    from driveRT_ros.core.device_faults import context_lost, keep, wrecks
+
+    if context_lost(error):
         keep(error)
-        sys.stdout.flush()
-        sys.stderr.flush()
-        os._exit(2)
+    return wrecks()

@@ -30,6 +30,7 @@ from driveRT_ros.bench.timing import (
     unmarked,
 )
 from driveRT_ros.core.config import LidarConfig
+from driveRT_ros.core.errors import InvalidFrame
 from driveRT_ros.core.gpu.backbone import SparseBackbone
 from driveRT_ros.core.gpu.domains import BEV_DILATED, BEV_UNION
 from driveRT_ros.core.gpu.replay import captured, replay_times
@@ -180,13 +181,13 @@ class Ours:
         self._points, self._eager, self._samples = points, EagerSamples(), {}
         for stage in want:
             self.backbone.output(self._last_layer(stage)).fill_(torch.nan)
-        self._load_and_run()
-        torch.cuda.synchronize()
-        overflow = self.backbone.maps.overflow()
+        try:
+            self.backbone.compute(points)
+        except InvalidFrame as overflow:
+            self._error, self.absent = {}, str(overflow)
+            return False
         self._error = errors(self.outputs(), want)
         self.absent = failure(self._error, TOLERANCE[self.precision])
-        if overflow:
-            self.absent = f"capacities exceeded: {overflow}"
         return not self.absent
 
     def sample(self, samples: int, replays: int) -> None:
@@ -194,7 +195,7 @@ class Ours:
         for region, graph in self.graphs().items():
             times = replay_times(graph, samples, replays)
             self._samples.setdefault(region, []).extend(times)
-        self._eager.add(self._load_and_run, samples)
+        self._eager.add(functools.partial(self.backbone.enqueue, self._points), samples)
 
     def result(self) -> dict[str, Any]:
         """Return errors, times and work of the frame."""
@@ -215,10 +216,6 @@ class Ours:
         """Return kernel sums of eager runs."""
         self.backbone.maps.load(points)
         return profiled(self.run, repeats)
-
-    def _load_and_run(self) -> None:
-        self.backbone.maps.load(self._points)
-        self.backbone.run()
 
     def _last_layer(self, stage: str) -> str:
         return BEV if stage == BEV else self._stages[stage][-1].name

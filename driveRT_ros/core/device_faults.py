@@ -76,6 +76,22 @@ def device_fault(error: BaseException) -> DeviceFault | None:
     return DeviceFault(DEVICE_ERROR, any(known in text for known in _CONTEXT_LOST.values()))
 
 
+def context_lost(error: BaseException | None) -> bool:
+    """Return whether an error, or one that led to it, says that CUDA is lost to this process."""
+    known: list[BaseException] = []
+    ahead = [error]
+    while ahead:
+        error = ahead.pop()
+        if error is None or error in known:
+            continue
+        fault = device_fault(error)
+        if fault is not None and fault.context_lost:
+            return True
+        known.append(error)
+        ahead += [error.__cause__, error.__context__]
+    return False
+
+
 def out_of_memory(error: BaseException) -> bool:
     """Return whether an error says that a GPU, or its pinned memory, is full."""
     fault = device_fault(error)
@@ -88,6 +104,11 @@ def keep(*wreck: object) -> None:
     Freeing it would call CUDA, which may abort; so may freeing pinned memory that was given to it.
     """
     _wrecks.append(wreck)
+
+
+def wrecks() -> int:
+    """Return how often something was kept: a process with wrecks must not end by cleaning up."""
+    return len(_wrecks)
 
 
 def first_line(error: BaseException) -> str:

@@ -163,8 +163,7 @@ class Tuner:
                 return Trial(describe(tactic), error=_finite(error), fault=wrong)
             pairs = self._race(domain, incumbent, tactic)
         except Faults as fault:
-            text = f"{type(fault).__name__}: {fault}"
-            self._require_alive(domain, len(self.state.domains[domain].trials), text)
+            text = self._survived(domain, len(self.state.domains[domain].trials), fault)
             return Trial(describe(tactic), fault=text)
         ratio = statistics.median(b / a for a, b in pairs)
         return Trial(
@@ -206,8 +205,7 @@ class Tuner:
         except Faults as fault:
             if state.chosen < 0:
                 raise
-            text = f"{type(fault).__name__}: {fault}"
-            self._require_alive(domain, state.chosen, text)
+            text = self._survived(domain, state.chosen, fault)
             self._blame(domain, state.chosen, text)
             pairs = self._race(domain, default, default, all_frames=True)
         self.state.trying = None
@@ -243,15 +241,17 @@ class Tuner:
             state.chosen = -1
         self.state.trying = None
 
-    def _require_alive(self, domain: str, number: int, fault: str) -> None:
-        if self.device.alive():
-            return
-        self._blame(domain, number, fault)
+    def _survived(self, domain: str, number: int, fault: Exception) -> str:
+        """Return what a candidate did, in one line; where the device died of it, end the search."""
+        text, lost = f"{type(fault).__name__}: {fault}", self.device.lost_after(fault)
+        if lost is None:
+            return text
+        self._blame(domain, number, text)
         tactic = describe(self.choices[domain][number])
         raise DeviceError(
             f"The GPU stopped working for this process while {tactic} was tried in domain "
-            f"'{domain}' ({fault}); start again to continue without it."
-        )
+            f"'{domain}' ({text}); start again to continue without it."
+        ) from lost
 
     def _save(self) -> None:
         self.file.save(self.state)
@@ -277,6 +277,7 @@ class Tuner:
                 tuned_us.append((b1 + b2) / 2)
                 ratios.append((b1 + b2) / (a1 + a2))
         except Faults as fault:
+            self.device.lost_after(fault)  # nothing more is asked of it
             reason = f"a whole frame failed: {type(fault).__name__}: {fault}"
             return {"accepted": False, "reason": reason, "frames": len(ratios)}
         return self._verdict(default_us, tuned_us, ratios, largest)

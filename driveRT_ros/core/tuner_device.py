@@ -60,8 +60,11 @@ class TuningDevice(Protocol):
     def difference(self, a: Plan, b: Plan, frame: Frame) -> float:
         """Return the largest difference of two Plans' features, relative to the largest one."""
 
-    def alive(self) -> bool:
-        """Return whether the device still works after a fault."""
+    def lost_after(self, fault: Exception) -> Exception | None:
+        """Return the error of a device that no longer works after a fault, None where it does.
+
+        What lies on a lost device is kept with the fault: freeing it may end the process.
+        """
 
 
 @dataclasses.dataclass(frozen=True)

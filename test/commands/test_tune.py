@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import os
 from pathlib import Path
 
 import pytest
@@ -13,6 +14,7 @@ from driveRT_ros.bench import frames
 from driveRT_ros.bench.frames import Frame
 from driveRT_ros.cli import main
 from driveRT_ros.commands import tune
+from driveRT_ros.core import device_faults
 from driveRT_ros.core.config import LidarConfig
 from driveRT_ros.core.plan import Plan, default_plan
 from driveRT_ros.core.pool_tactics import PoolTactic
@@ -102,6 +104,57 @@ def test_faults_are_shown(tuned):
     plan, text = tuned(device)
     assert "subm4" in text and "wrong by 5.0e-01" in text
     assert plan.measured["domains"]["subm4"]["faults"] == 1
+
+
+@pytest.mark.parametrize("in_whole_frames", [False, True])
+def test_a_search_that_loses_the_gpu_leaves_the_process_without_cleaning_up(
+    tuned, monkeypatch, in_whole_frames
+):
+    """Freeing tensors calls CUDA, which would abort the process and hide what it had to say."""
+    monkeypatch.setattr(device_faults, "_wrecks", [])
+    left = []
+    monkeypatch.setattr(os, "_exit", left.append)
+    device = CostDevice()
+    lost = RuntimeError("CUDA error: an illegal memory access was encountered")
+
+    def die(*_):
+        device.dead = True
+        raise lost
+
+    if in_whole_frames:
+        device.frame_us = die
+        device.lost_after = lambda fault: device_faults.keep(fault) or fault
+    else:
+        device.deadly = {device.best}
+    code = 0 if in_whole_frames else 2
+    plan, text = tuned(device, code=code)
+    assert left == [code] and len(device_faults._wrecks) == 1
+    if in_whole_frames:
+        assert plan.tactics != {} and "The default Plan stays: a whole frame failed" in text
+    else:
+        assert plan is None and "start again to continue without it" in text
+
+
+@pytest.mark.parametrize("before_the_search", [False, True])
+def test_a_gpu_that_is_lost_outside_of_candidates_ends_the_process_likewise(
+    tuned, monkeypatch, before_the_search
+):
+    monkeypatch.setattr(device_faults, "_wrecks", [])
+    left = []
+    monkeypatch.setattr(os, "_exit", left.append)
+    device = CostDevice()
+    lost = RuntimeError("CUDA error: unspecified launch failure")
+
+    def die(*_):
+        raise lost
+
+    if before_the_search:
+        device.overflow = die
+    else:
+        device.at_check = die  # the first check is of a default
+    code = 1 if before_the_search else 2
+    _, text = tuned(device, code=code)
+    assert left == [code] and "unspecified launch failure" in text
 
 
 def test_an_interrupted_search_continues_when_it_is_started_again(tuned, tmp_path):

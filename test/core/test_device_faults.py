@@ -10,6 +10,7 @@ from driveRT_ros.core.device_faults import (
     DEVICE_ERROR,
     OUT_OF_MEMORY,
     DeviceFault,
+    context_lost,
     device_fault,
     first_line,
     out_of_memory,
@@ -67,6 +68,29 @@ def test_faults_of_a_gpu_are_known_by_code_or_by_text(error: Exception, fault: o
 )
 def test_other_errors_are_no_faults_of_a_gpu(error: Exception) -> None:
     assert device_fault(error) is None
+
+
+def test_a_lost_context_is_found_behind_the_errors_that_it_led_to() -> None:
+    """A sentence for people is raised from what torch said, and must not hide it."""
+
+    def raised(*errors: Exception) -> Exception:
+        try:
+            try:
+                raise errors[0]
+            except Exception as cause:
+                raise errors[1] from (errors[2] if errors[2:] else cause)
+        except Exception as error:
+            return error
+
+    lost = accelerator_error(710, "device-side assert triggered")
+    assert context_lost(lost) and context_lost(raised(lost, DeviceError("The search ended.")))
+    assert context_lost(raised(ValueError("odd"), ConfigError("No."), lost))
+    assert context_lost(raised(lost, ConfigError("No."), ValueError("odd")))
+    assert not context_lost(raised(RuntimeError("CUDA error: invalid argument"), ConfigError("No")))
+    assert not context_lost(None)
+    circle = ConfigError("No.")
+    circle.__cause__ = circle.__context__ = circle
+    assert not context_lost(circle)
 
 
 def test_advice_of_torch_and_the_last_point_are_left_out_of_the_sentence() -> None:

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from driveRT_ros.core.device_faults import context_lost
 from driveRT_ros.core.errors import ConfigError, DeviceError
 from driveRT_ros.core.plan import Plan
 from driveRT_ros.core.tuner import Tuner, describe
@@ -184,8 +185,9 @@ def test_a_default_that_is_wrong_stops_everything(error):
 def test_a_dead_device_ends_the_search_and_the_next_start_leaves_the_culprit_out(tmp_path):
     path = tmp_path / "state.json"
     device = FakeDevice(COSTS, deadly={B})
-    with pytest.raises(DeviceError, match="start again to continue without it"):
+    with pytest.raises(DeviceError, match="start again to continue without it") as raised:
         tuner(device, path).run()
+    assert context_lost(raised.value)  # so that the command leaves without cleaning up
     fresh = FakeDevice(COSTS, deadly={B}, trusted=set(device.checked))
     with pytest.raises(DeviceError):  # B of subm1
         tuner(fresh, path).run()
@@ -194,6 +196,21 @@ def test_a_dead_device_ends_the_search_and_the_next_start_leaves_the_culprit_out
     assert chosen(plan, "subm2") == C
     assert [f["domain"] for f in plan.measured["faults"]] == ["subm2", "subm1"]
     assert all("illegal memory access" in f["fault"] for f in plan.measured["faults"])
+
+
+def test_whole_frames_that_lose_the_device_leave_the_default_and_what_lies_there_is_kept(tmp_path):
+    """The search itself is done and gives its Plan; nothing more is asked of the device."""
+    lost = RuntimeError("CUDA error: unspecified launch failure")
+
+    def whole_frame(plan, name):
+        device.dead = True
+        raise lost
+
+    device = FakeDevice(COSTS, frame_us=whole_frame)
+    plan = tuner(device, tmp_path / "state.json").run()
+    assert plan.tactics == DEFAULT.tactics and not plan.measured["acceptance"]["accepted"]
+    assert "unspecified launch failure" in plan.measured["acceptance"]["reason"]
+    assert device.asked == [lost]
 
 
 @pytest.mark.parametrize("end", [None, DeviceError, SystemExit])

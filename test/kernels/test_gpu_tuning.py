@@ -3,17 +3,19 @@
 from __future__ import annotations
 
 import dataclasses
+import gc
 import os
 import subprocess
 import sys
+import weakref
 from pathlib import Path
 
 import pytest
 import torch
 
 from driveRT_ros.bench.frames import Frame
+from driveRT_ros.core import device_faults
 from driveRT_ros.core.config import LidarConfig
-from driveRT_ros.core.device_faults import keep
 from driveRT_ros.core.errors import ConfigError, DeviceError, InvalidFrame
 from driveRT_ros.core.gpu import tuning
 from driveRT_ros.core.gpu.tuning import GpuTuningDevice
@@ -174,6 +176,36 @@ def test_a_frame_that_does_not_fit_is_told_and_never_timed(monkeypatch):
         device.check("subm2", CUDA_CORES, frame(1500))
 
 
+def test_nothing_that_lies_on_a_lost_device_is_freed(device, monkeypatch):
+    """Freeing it would call CUDA, which would abort the process before it could say anything."""
+    monkeypatch.setattr(device_faults, "_wrecks", [])
+    lost = RuntimeError("CUDA error: device-side assert triggered")
+
+    def synchronize(_):
+        raise lost
+
+    device.check("subm2", CUDA_CORES, frame(300))
+    backbones = [weakref.ref(each.backbone) for each in device._engines.values()]
+    wanted = [weakref.ref(rows) for each in device._want.values() for rows in each.values()]
+    monkeypatch.setattr(torch.cuda, "synchronize", synchronize)
+    assert device.lost_after(DeviceError("Two runs differ.")) is lost
+    del device
+    gc.collect()
+    assert backbones and wanted and all(found() is not None for found in (*backbones, *wanted))
+
+
+def test_after_a_fault_that_the_device_survives_every_engine_is_built_anew(device, monkeypatch):
+    monkeypatch.setattr(device_faults, "_wrecks", [])
+    monkeypatch.setattr(torch.cuda, "synchronize", lambda _: None)
+    device.check("subm2", CUDA_CORES, frame(300))
+    backbones = [weakref.ref(each.backbone) for each in device._engines.values()]
+    assert device.lost_after(DeviceError("Two runs differ.")) is None
+    gc.collect()
+    assert [found() for found in backbones] == [None] * len(backbones)
+    assert device_faults.wrecks() == 0
+    assert device.check("subm2", CUDA_CORES, frame(300)) < 1e-6
+
+
 # ---- time ---------------------------------------------------------------------------------------
 
 
@@ -271,9 +303,9 @@ def test_on_a_gpu_wrong_packing_is_seen_and_the_device_lives():
     wrong = WrongPacking(**vars(CUDA_CORES))
     assert device.check("subm2", wrong, frame(1000)) > 0.01
     assert device.check("subm2", CUDA_CORES, frame(1000)) < 1e-6
-    with pytest.raises(ConfigError):
+    with pytest.raises(ConfigError) as raised:
         device.check("subm2", dataclasses.replace(CUDA_CORES, slab=12), frame(1000))
-    assert device.alive()
+    assert device.lost_after(raised.value) is None
 
 
 def search_with_a_deadly_candidate(path: str) -> None:
@@ -288,7 +320,8 @@ def search_with_a_deadly_candidate(path: str) -> None:
         found = plan.measured["domains"]["subm2"]
         told = f"tried {found['tried']}, faults {found['faults']}"
     except DeviceError as error:
-        keep(error)  # freeing what was in work would abort the process
+        assert device_faults.context_lost(error)
+        device_faults.keep(error)  # freeing what was in work would abort the process
         told = str(error)
     sys.stdout.write(told.replace("\n", " ") + "\n")
     sys.stdout.flush()

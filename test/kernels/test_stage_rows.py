@@ -74,7 +74,7 @@ def test_points_that_do_not_fit_are_refused_and_the_next_ones_are_not(stages):
     found = stages("fp32")
     many = cloud(2000)
     many[:, :3] = torch.rand(2000, 3, generator=torch.Generator().manual_seed(0)) * 7 - 3.5
-    with pytest.raises(InvalidFrame, match="exceed the capacities.*rows of level 1"):
+    with pytest.raises(InvalidFrame, match="exceeds the capacities.*rows of level 1"):
         found(many)
     with pytest.raises(InvalidFrame):
         found(cloud(2001))

@@ -13,7 +13,7 @@ import torch
 
 from driveRT_ros.core.config import LidarConfig
 from driveRT_ros.core.cuda import Branch, Kernel, Launch
-from driveRT_ros.core.errors import ConfigError
+from driveRT_ros.core.errors import ConfigError, InvalidFrame
 from driveRT_ros.core.gpu.domains import BEV_DILATED, BEV_UNION
 from driveRT_ros.core.gpu.frame_maps import FrameMaps
 from driveRT_ros.core.kernel_args import struct_value
@@ -79,6 +79,33 @@ class SparseBackbone:
         They are float16 in precision ``fp16``, but for the last layer.
         """
         return self._outputs[layer]
+
+    def enqueue(self, points: torch.Tensor) -> None:
+        """Enqueue a whole frame, kernel by kernel.
+
+        Args:
+            points: (N, 5), as :meth:`FrameMaps.load` takes them.
+
+        Raises:
+            InvalidFrame: As :meth:`FrameMaps.load`.
+        """
+        self.maps.load(points)
+        self.run()
+
+    def compute(self, points: torch.Tensor, name: str = "The cloud") -> None:
+        """Run a whole frame that must fit; waits for the GPU.
+
+        Args:
+            points: (N, 5), as :meth:`FrameMaps.load` takes them.
+            name: What the points are, for people.
+
+        Raises:
+            InvalidFrame: If it exceeds the capacities: neither rows nor times would mean anything.
+        """
+        self.enqueue(points)
+        overflow = self.maps.overflow()
+        if overflow:
+            raise InvalidFrame(f"{name} exceeds the capacities of the engine: {overflow}.")
 
     def run(
         self, stream: int | None = None, lap: Callable[[str], None] = lambda stage: None

@@ -10,6 +10,7 @@ from typing import Any
 
 import torch
 
+from driveRT_ros.core.device_faults import context_lost
 from driveRT_ros.core.errors import ConfigError, DriveRTError
 from driveRT_ros.core.pool_candidates import candidates
 from driveRT_ros.core.pool_softmax import new_norms, norms_launch
@@ -89,6 +90,8 @@ def tune_pool(
             run, microseconds = timer(launch)
             run()
         except DriveRTError as reason:  # one that does not compile, too
+            if context_lost(reason):
+                raise
             entry["refused"] = str(reason)
             continue
         error = float((out.double() - exact).abs().max() / exact.abs().max())

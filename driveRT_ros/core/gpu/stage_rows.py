@@ -7,7 +7,6 @@ from collections.abc import Mapping
 import torch
 
 from driveRT_ros.core.config import LidarConfig
-from driveRT_ros.core.errors import InvalidFrame
 from driveRT_ros.core.gpu.backbone import SparseBackbone
 from driveRT_ros.core.gpu.domains import BEV_DILATED, BEV_UNION
 from driveRT_ros.core.plan import Plan
@@ -52,12 +51,7 @@ class EngineStages:
         Raises:
             InvalidFrame: If the points exceed the capacities.
         """
-        engine = self._engine
-        engine.maps.load(points.to(engine.maps.device))
-        engine.run()
-        overflow = engine.maps.overflow()
-        if overflow:
-            raise InvalidFrame(f"The points exceed the capacities of the engine: {overflow}.")
+        self._engine.compute(points)
         return {name: self._rows(*at) for name, at in self._stages.items()}
 
     def _rows(self, layer: str, number: int) -> StageRows:

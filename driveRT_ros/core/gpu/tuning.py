@@ -13,7 +13,8 @@ import torch
 
 from driveRT_ros.core.config import LidarConfig
 from driveRT_ros.core.cuda import device_arch
-from driveRT_ros.core.errors import ConfigError, DeviceError, DriveRTError, InvalidFrame
+from driveRT_ros.core.device_faults import keep
+from driveRT_ros.core.errors import ConfigError, DeviceError, DriveRTError
 from driveRT_ros.core.gpu.backbone import SparseBackbone
 from driveRT_ros.core.gpu.exact import domain_layers_of, exact_outputs, relative_error
 from driveRT_ros.core.gpu.replay import captured, replay_times
@@ -54,17 +55,8 @@ class Engine:
         """
         if self._loaded == frame.name:
             return
-        self.run(frame)
-        overflow = self.backbone.maps.overflow()
-        if overflow:
-            raise InvalidFrame(f"Frame '{frame.name}' exceeds the capacities: {overflow}.")
+        self.backbone.compute(frame.points, f"Frame '{frame.name}'")
         self._loaded = frame.name
-
-    def run(self, frame: Frame) -> None:
-        """Enqueue the whole frame, kernel by kernel."""
-        maps = self.backbone.maps
-        maps.load(frame.points.to(maps.device))
-        self.backbone.run()
 
     def stage(self, domain: str) -> torch.cuda.CUDAGraph:
         """Return the launches of one domain, the reset of its tile counters included."""
@@ -151,7 +143,7 @@ class GpuTuningDevice:
         for _ in range(2):
             for name in rows:
                 backbone.output(name).fill_(torch.nan)
-            engine.run(frame)
+            backbone.enqueue(frame.points)
             runs.append([backbone.output(name)[:count].clone() for name, count in rows.items()])
         if not all(torch.equal(_bits(a), _bits(b)) for a, b in zip(*runs)):
             raise DeviceError(f"Two runs of one frame gave different bytes in domain '{domain}'.")
@@ -191,18 +183,21 @@ class GpuTuningDevice:
 
     def overflow(self, frame: Frame) -> dict[str, tuple[int, int]]:
         """Return what of a frame does not fit under the default Plan: such a frame cannot time."""
-        engine = self._engine(self._default)
-        engine.run(frame)
-        return engine.backbone.maps.overflow()
+        backbone = self._engine(self._default).backbone
+        backbone.enqueue(frame.points)
+        return backbone.maps.overflow()
 
-    def alive(self) -> bool:
-        """Return whether the device still works after a fault."""
-        self._engines.clear()  # a fault may have left half of what it wrote
+    def lost_after(self, fault: Exception) -> Exception | None:
+        """Return the error of a device that no longer works after a fault, None where it does."""
         try:
-            torch.cuda.synchronize(self._device)
-            return bool(torch.ones(1, device=self._device).sum() == 1)
-        except RuntimeError:
-            return False
+            torch.cuda.synchronize(self._device)  # before anything is freed
+            self._engines.clear()  # a fault may have left half of what it wrote
+            torch.ones(1, device=self._device).sum().item()
+        except RuntimeError as error:
+            keep(fault, error, self._engines, self._want, self._tensors)
+            self._engines, self._want = OrderedDict(), {}
+            return error
+        return None
 
     # ---- engines --------------------------------------------------------------------------------
 
