@@ -8,7 +8,7 @@ work, so its launch costs the frame nothing but that of the first.
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 
 import torch
 
@@ -17,7 +17,46 @@ from driveRT_ros.core.errors import DeviceError
 
 Stages = Mapping[str, Callable[[], object]]
 
-_capturing = threading.Lock()  # torch captures one graph at a time in a process
+_capturing = threading.RLock()  # torch captures one graph at a time in a process
+
+
+class WorkGraph(torch.cuda.CUDAGraph):
+    """A CUDA graph that keeps the work which it replays, and so every tensor that it uses.
+
+    A CUDA graph alone holds addresses: what they name may be freed, given to others and, as the
+    next capture returns unused memory to the driver, unmapped.
+    """
+
+    work: Callable[[], object]
+
+
+def run_twice(works: Collection[Callable[[], object]]) -> torch.cuda.Stream:
+    """Enqueue all of ``works`` in order, twice, and return the stream on which they can be captured.
+
+    What they need once (kernels of torch, its workspaces) must not be captured.
+    """
+    stream, current = torch.cuda.Stream(), torch.cuda.current_stream()
+    stream.wait_stream(current)
+    with torch.cuda.stream(stream):
+        for _ in range(2):
+            for work in works:
+                work()
+    current.wait_stream(stream)
+    return stream
+
+
+def graph_of(work: Callable[[], object], stream: torch.cuda.Stream) -> WorkGraph:
+    """Return ``work`` as a CUDA graph, captured on ``stream``; it keeps what ``work`` refers to."""
+    graph, current = WorkGraph(), torch.cuda.current_stream()
+    graph.work = work
+    try:
+        # Other threads may go on using CUDA: only what this one does is captured and checked.
+        with _capturing, torch.cuda.graph(graph, stream=stream, capture_error_mode="thread_local"):
+            work()
+    except BaseException:
+        torch.cuda.set_stream(current)  # torch stays on the other where its end fails, too
+        raise
+    return graph
 
 
 class StageGraphs:
@@ -69,19 +108,11 @@ class StageGraphs:
         """
         if not self._wanted:
             return
-        with _capturing, torch.cuda.device(self._device):
-            # What the stages need once (kernels of torch, its workspaces) must not be captured.
-            stream, current = torch.cuda.Stream(), torch.cuda.current_stream()
-            stream.wait_stream(current)
-            with torch.cuda.stream(stream):
-                for _ in range(2):
-                    for enqueue in self._stages.values():
-                        enqueue()
-            current.wait_stream(stream)
+        with torch.cuda.device(self._device):
+            stream, current = run_twice(self._stages.values()), torch.cuda.current_stream()
             try:
-                graphs = {name: _graph_of(do, stream) for name, do in self._stages.items()}
+                graphs = {name: graph_of(do, stream) for name, do in self._stages.items()}
             except (RuntimeError, DeviceError) as error:
-                torch.cuda.set_stream(current)  # torch stays on the other where its end fails too
                 # An end of a capture that fails, too, hides what went wrong before.
                 for fault in (error.__context__, error):
                     if fault is not None and _is_fatal(fault):
@@ -99,11 +130,3 @@ class StageGraphs:
 def _is_fatal(error: BaseException) -> bool:
     fault = device_fault(error)
     return fault is not None and (fault.reason == OUT_OF_MEMORY or fault.context_lost)
-
-
-def _graph_of(enqueue: Callable[[], object], stream: torch.cuda.Stream) -> torch.cuda.CUDAGraph:
-    graph = torch.cuda.CUDAGraph()
-    # Other threads may go on using CUDA: only what this one does is captured and checked.
-    with torch.cuda.graph(graph, stream=stream, capture_error_mode="thread_local"):
-        enqueue()
-    return graph

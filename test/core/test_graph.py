@@ -42,9 +42,6 @@ class FakeCuda:
     def set_stream(self, stream):
         pass
 
-    def CUDAGraph(self):  # noqa: N802
-        return SimpleNamespace(replay=lambda: None)
-
     @contextlib.contextmanager
     def graph(self, graph, stream, capture_error_mode):
         try:
@@ -66,6 +63,9 @@ class Torch:
 
 def graphs_on(monkeypatch, cuda):
     monkeypatch.setattr("driveRT_ros.core.graph.torch", Torch(cuda))
+    monkeypatch.setattr(
+        "driveRT_ros.core.graph.WorkGraph", lambda: SimpleNamespace(replay=lambda: None)
+    )
     return StageGraphs({"maps": lambda: None}, GPU)
 
 

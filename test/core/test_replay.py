@@ -10,6 +10,7 @@ from types import SimpleNamespace
 import pytest
 import torch
 
+from driveRT_ros.core import graph
 from driveRT_ros.core.gpu import replay
 
 
@@ -21,19 +22,18 @@ class Recorded:
 def no_gpu(monkeypatch):
     """Let work be captured on a machine without a GPU."""
 
-    def graph(graph, stream):
+    def graph_of_torch(graph, stream, capture_error_mode):
         return contextlib.nullcontext()
 
     def stream():
         return SimpleNamespace(wait_stream=lambda other: None)
 
-    monkeypatch.setattr(replay, "WorkGraph", Recorded)
+    monkeypatch.setattr(graph, "WorkGraph", Recorded)
     for name, stand_in in {
         "Stream": stream,
         "current_stream": stream,
         "stream": contextlib.nullcontext,
-        "synchronize": lambda: None,
-        "graph": graph,
+        "graph": graph_of_torch,
     }.items():
         monkeypatch.setattr(torch.cuda, name, stand_in)
 
@@ -43,14 +43,14 @@ def test_a_graph_keeps_the_operands_of_its_work_and_no_longer(no_gpu):
 
     def product():
         a, b, out = torch.ones(4, 4), torch.ones(4, 4), torch.empty(4, 4)
-        graph = replay.captured(lambda: torch.mm(a, b, out=out))
-        return graph, [weakref.ref(tensor) for tensor in (a, b, out)]
+        made = replay.captured(lambda: torch.mm(a, b, out=out))
+        return made, [weakref.ref(tensor) for tensor in (a, b, out)]
 
-    graph, operands = product()
+    made, operands = product()
     gc.collect()
     assert [found().shape for found in operands] == [(4, 4)] * 3
     assert (operands[2]() == 4).all()
-    del graph
+    del made
     assert [found() for found in operands] == [None] * 3  # at once: nothing is in a cycle
 
 
@@ -64,11 +64,11 @@ def test_on_a_gpu_memory_of_a_graph_is_given_to_nobody_else():
         a, b = torch.eye(2048, device="cuda"), torch.full(shape, 3.0, device="cuda")
         return replay.captured(lambda: torch.mm(a, b, out=out))
 
-    graph = product()
+    made = product()
     others = [torch.full(shape, torch.nan, device="cuda") for _ in range(3)]
     for _ in range(2):
         out.zero_()
-        assert replay.replay_times(graph, 1, 2)[0] > 0
+        assert replay.replay_times(made, 1, 2)[0] > 0
         assert (out == 3).all()
         others.clear()
         replay.captured(lambda: out.fill_(1.0))

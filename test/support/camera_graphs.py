@@ -35,7 +35,7 @@ class GraphsOnTheShim(PoolingOnTheShim):
         monkeypatch.setattr(camera_stages, "_input", self._make_input)
         monkeypatch.setattr(camera_stages, "StageGraphs", self._stage_graphs)
         monkeypatch.setattr(graph, "torch", Torch(FakeCuda()))
-        monkeypatch.setattr(graph, "_graph_of", self._captured)
+        monkeypatch.setattr(graph, "graph_of", self._captured)
 
     def _make_input(self, config, present):
         def bind(blocks, threads, value):
@@ -45,7 +45,7 @@ class GraphsOnTheShim(PoolingOnTheShim):
 
             return run
 
-        return CameraInput(config.model.image, present, bind)
+        return CameraInput(config.model.image, present, bind, threads=2)
 
     def _stage_graphs(self, stages, device, *, enabled):
         (stage,) = stages

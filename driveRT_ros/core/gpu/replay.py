@@ -6,31 +6,12 @@ from collections.abc import Callable
 
 import torch
 
-
-class WorkGraph(torch.cuda.CUDAGraph):
-    """A CUDA graph that keeps the work which it replays, and so every tensor that it uses.
-
-    A CUDA graph alone holds addresses: what they name may be freed, given to others and, as the
-    next capture returns unused memory to the driver, unmapped.
-    """
-
-    work: Callable[[], None]
+from driveRT_ros.core.graph import WorkGraph, graph_of, run_twice
 
 
-def captured(work: Callable[[], None]) -> WorkGraph:
+def captured(work: Callable[[], object]) -> WorkGraph:
     """Return ``work`` as a CUDA graph, after it ran twice; it keeps what ``work`` refers to."""
-    stream = torch.cuda.Stream()
-    stream.wait_stream(torch.cuda.current_stream())
-    with torch.cuda.stream(stream):
-        work()
-        work()
-    torch.cuda.synchronize()
-    graph = WorkGraph()
-    graph.work = work
-    with torch.cuda.graph(graph, stream=stream):
-        work()
-    torch.cuda.synchronize()
-    return graph
+    return graph_of(work, run_twice([work]))
 
 
 def replay_times(graph: torch.cuda.CUDAGraph, samples: int, replays: int) -> list[float]:
