@@ -238,10 +238,9 @@ class HostInput:
         self._config = config
         self.batch = torch.zeros((cameras, *config.size_hw, 3), dtype=torch.uint8)
 
-    def load(self, frames: Sequence[CameraFrame | None]) -> bool:
-        """Resize and crop the images, black where a camera is missing; nothing ever moves."""
+    def load(self, frames: Sequence[CameraFrame | None]) -> None:
+        """Resize and crop the images, black where a camera is missing."""
         network_input(frames, self._config, self.batch.numpy())
-        return False
 
     def fit(self) -> None:
         """Do nothing more."""

@@ -8,6 +8,7 @@ and its depths weigh nothing.
 from __future__ import annotations
 
 import math
+import os
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from typing import Protocol
@@ -39,12 +40,12 @@ class ImageInput(Protocol):
     batch: torch.Tensor
     """(N, rows, cols, 3) uint8 RGB on the device, of fixed address."""
 
-    def load(self, frames: Sequence[CameraFrame | None]) -> bool:
-        """Take images; return whether :meth:`fit` reads other memory than before."""
+    def load(self, frames: Sequence[CameraFrame | None]) -> None:
+        """Take images."""
 
     @property
     def fit(self) -> Callable[[], None]:
-        """What makes :attr:`batch` of them."""
+        """What makes :attr:`batch` of them; unequal to the last one if it reads other memory."""
 
 
 class CameraStages:
@@ -89,6 +90,7 @@ class CameraStages:
         work = {"images": self._fit, "backbone": self._lift, "pool": self._sum, "head": self._read}
         self._work: dict[str, Callable[[], object]] = {**work}
         self._graphs = {stage: self._fresh(stage) for stage in work}
+        self._fits = self._input.fit
 
     @property
     def batch(self) -> torch.Tensor:
@@ -119,8 +121,10 @@ class CameraStages:
             lap: Called after the stage with its name.
         """
         self.pool.mark(has_image)
-        if self._input.load(frames):
+        self._input.load(frames)
+        if self._input.fit != self._fits:
             self._renew("images")
+            self._fits = self._input.fit
         self._graphs["images"].run(lap)
 
     def use(self, scatter_map: ScatterMap) -> None:
@@ -218,5 +222,6 @@ def _input(config: CameraConfig, present: torch.Tensor) -> ImageInput:
     if present.is_cuda:
         from driveRT_ros.core.gpu.camera_input import CameraInput  # needs a driver
 
-        return CameraInput(config.model.image, present)
+        threads = min(len(config.cameras), config.num_threads or os.cpu_count() or 1)
+        return CameraInput(config.model.image, present, threads=threads)
     return HostInput(config.model.image, len(config.cameras))

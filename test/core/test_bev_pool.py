@@ -362,5 +362,5 @@ def test_there_is_a_tactic_for_every_number_of_channels(features, channels):
         shape = PoolShape(channels, features, torch.float32, torch.float16, align)
         tactic = default_tactic(shape, (6, 59, 16, 44))
         assert tactic.supports(shape, (6, 59, 16, 44)) == ""
-        # 131 is a prime above what one warp has: blocks of a channel each would read depths as often.
+        # 131 is a prime above what a warp has: a block a channel would read depths as often.
         assert (tactic.kind == "tiles") == (features != torch.float32 and channels != 131)

@@ -10,6 +10,7 @@ import torch
 
 from driveRT_ros.core.camera_config import CameraConfig
 from driveRT_ros.core.camera_pipeline import CameraPipeline
+from driveRT_ros.core.gpu import camera_input
 from test.core.test_camera_pipeline import assert_same
 from test.kernels.test_camera_engine import SMALL, moved
 from test.support.camera_graphs import GraphsOnTheShim
@@ -137,3 +138,22 @@ def test_results_outlive_the_frames_after_them(shim):
     for name, layer in kept.items():
         np.testing.assert_array_equal(first.bev.layers[name], layer)
     assert torch.equal(first.boxes, boxes)
+
+
+def test_larger_images_whose_frame_fails_leave_no_graph_of_the_memory_before(shim, monkeypatch):
+    """The memory had moved when the frame failed: a graph of it would show what lies there now."""
+    pipeline = CameraPipeline(CONFIG, device="cpu")
+    pipeline.process(images())
+    large = images(7, (640, 360))
+
+    def full(*_):
+        raise MemoryError
+
+    with monkeypatch.context() as patched, pytest.raises(MemoryError):
+        patched.setattr(camera_input._Slot, "send", full)
+        pipeline.process(large)
+    got = pipeline.process(large, with_fingerprint=True)
+    want = CameraPipeline(CONFIG, device="cpu", graph=False).process(large, with_fingerprint=True)
+    assert_same(got, want)
+    assert got.report.fingerprint == want.report.fingerprint
+    assert shim.captures["images"] == 2

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from dataclasses import replace
 
 import numpy as np
@@ -34,15 +35,16 @@ class Fitted:
         def bind(blocks, threads, value):
             return lambda: backend.launch("fit_images", "fit_images", blocks, threads, value)
 
-        self.input = CameraInput(config, self.present, bind)
+        self.input = CameraInput(config, self.present, bind, threads=2)
 
     def __call__(self, frames):
         """Return the batch and whether memory moved."""
         here = [float(f is not None) for f in frames]
         self.present.copy_(torch.tensor(here))
-        moved = self.input.load(frames)
+        before = self.input.fit
+        self.input.load(frames)
         self.input.fit()
-        return self.input.batch.cpu().numpy(), moved
+        return self.input.batch.cpu().numpy(), self.input.fit != before
 
 
 @pytest.mark.parametrize(
@@ -138,3 +140,26 @@ def test_a_slot_is_written_again_only_after_the_device_has_read_it(backend):
         found.append((fitted.input.batch.clone(), want))
     for got, want in found:
         np.testing.assert_array_equal(got.cpu().numpy(), want)
+
+
+def test_images_may_change_once_a_load_has_failed(backend, monkeypatch):
+    """Threads copy the images: none may still read them, or write, when the caller knows."""
+    fitted = Fitted(backend, SMALL, 3)
+    frames = [noise((480, 270), seed) for seed in (1, 2, 3)]
+    fitted(frames)
+    lines_of, ended = camera_input._Plan.lines_of, []
+
+    def slow_or_broken(plan, image):
+        if image is frames[0].image:
+            raise MemoryError
+        time.sleep(0.05)
+        ended.append(image)
+        return lines_of(plan, image)
+
+    with monkeypatch.context() as patched, pytest.raises(MemoryError):
+        patched.setattr(camera_input._Plan, "lines_of", slow_or_broken)
+        fitted(frames)
+    assert len(ended) == 2
+    found, moved = fitted(frames[::-1])
+    np.testing.assert_array_equal(found, network_input(frames[::-1], SMALL))
+    assert not moved

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor, wait
 
 import numpy as np
 import numpy.typing as npt
@@ -29,14 +30,20 @@ class CameraInput:
     Only the rows that the network input shows are copied. Images that would be enlarged are fitted
     on the host.
 
+    Threads copy into pinned memory, a camera at a time each, while images before are on their way:
+    one core moves a few gigabytes a second, and waits for the interpreter after every image.
+
     Args:
         config: Network input.
         present: (N,) float32 on the device; a camera with 0 becomes black.
         bind: Makes a launch of the kernel; by default on the device of ``present``.
         slots: Of pinned memory.
+        threads: That copy.
 
     Attributes:
-        batch: (N, rows, cols, 3) uint8 RGB, of fixed address; written by :meth:`fit`.
+        batch: (N, rows, cols, 3) uint8 RGB, of fixed address; written by :attr:`fit`.
+        fit: Enqueues the kernel that makes ``batch`` of what was loaded last. Another one than
+            before reads other memory: what was captured of the one before is void.
     """
 
     def __init__(
@@ -45,6 +52,7 @@ class CameraInput:
         present: torch.Tensor,
         bind: Bind | None = None,
         slots: int = 2,
+        threads: int = 1,
     ) -> None:
         cameras, (rows, cols), device = len(present), config.size_hw, present.device
         self._config, self._present, self._device = config, present, device
@@ -59,48 +67,50 @@ class CameraInput:
         self._pixels = torch.zeros(0, dtype=torch.uint8, device=device)
         self._slots: list[_Slot] = []
         self._num_slots, self._next = slots, 0
+        self._copiers = ThreadPoolExecutor(threads, thread_name_prefix="copy")
         self.fit: Callable[[], None] = lambda: None
-        """Enqueue the kernel that makes ``batch`` of what was loaded last."""
 
-    def load(self, frames: Sequence[CameraFrame | None]) -> bool:
+    def load(self, frames: Sequence[CameraFrame | None]) -> None:
         """Enqueue the pixels of one instant on the current stream.
 
         Args:
             frames: One entry a camera, checked; the images may change as soon as this returns.
-
-        Returns:
-            Whether :attr:`fit` reads other memory than before: what was captured of it is void.
         """
         sizes = [f.size_wh if f else known for f, known in zip(frames, self._sizes_wh)]
-        moved = False
         if sizes != self._sizes_wh or not self._slots:
-            moved = self._lay_out(sizes)
+            self._lay_out(sizes)
         slot = self._slots[self._next]
         self._next = (self._next + 1) % self._num_slots
         slot.begin()
-        for frame, plan, begin in zip(frames, self._plans, self._begins):
-            if frame is not None and frame.image is not None:
-                slot.write(plan.lines_of(frame.image), begin, self._pixels)
-        slot.end(self._device)
-        return moved
+        parts = [
+            (slice(begin, begin + plan.nbytes), plan, frame.image)
+            for frame, plan, begin in zip(frames, self._plans, self._begins)
+            if frame is not None and frame.image is not None
+        ]
+        copies = [self._copiers.submit(slot.write, *part) for part in parts]
+        try:
+            for copied, (where, *_) in zip(copies, parts):
+                copied.result()
+                slot.send(where, self._pixels)
+        finally:  # whatever became of one image, the slot is not written again before this ends
+            wait(copies)
+            slot.end(self._device)
 
-    def _lay_out(self, sizes: list[tuple[int, int] | None]) -> bool:
-        """Give each camera its place; return whether that took more memory."""
+    def _lay_out(self, sizes: list[tuple[int, int] | None]) -> None:
+        """Give each camera its place, in more memory if need be."""
         rows, cols = self._config.size_hw
         plans = [_Plan.of(size or (cols, rows), self._config) for size in sizes]
         *begins, size = np.cumsum([0, *(-(-p.nbytes // _UNIT) * _UNIT for p in plans)]).tolist()
         tables = torch.from_numpy(_packed(plans, begins))
         if self._device.type == "cuda":
             tables = tables.pin_memory()  # from pageable memory the copy would wait
-        grows = not self._slots or size > len(self._pixels)
-        if grows:
+        if not self._slots or size > len(self._pixels):
             pixels = torch.zeros(size, dtype=torch.uint8, device=self._device)
             slots = [_Slot(size, self._device) for _ in range(self._num_slots)]
             # All at once, so that a frame which finds no memory leaves what was.
             self.fit, self._pixels, self._slots = self._launch(pixels), pixels, slots
         self._tables.copy_(tables, non_blocking=True)
         self._sizes_wh, self._plans, self._begins = sizes, plans, begins
-        return grows
 
     def _launch(self, pixels: torch.Tensor) -> Callable[[], None]:
         cameras, rows, cols, _ = self.batch.shape
@@ -157,6 +167,7 @@ class _Slot:
     def __init__(self, size: int, device: torch.device) -> None:
         cuda = device.type == "cuda"
         self._bytes = torch.empty(size, dtype=torch.uint8, pin_memory=cuda)
+        self._array: Pixels = self._bytes.numpy()
         self._fetched = torch.cuda.Event() if cuda else None
 
     def begin(self) -> None:
@@ -164,12 +175,14 @@ class _Slot:
         if self._fetched is not None:
             self._fetched.synchronize()  # by the frame before last
 
-    def write(self, lines: Pixels, begin: int, target: torch.Tensor) -> None:
-        """Copy rows and enqueue their way to the device."""
-        end = begin + lines.size
-        mine = self._bytes[begin:end]
-        np.copyto(mine.numpy().reshape(lines.shape), lines)
-        target[begin:end].copy_(mine, non_blocking=True)
+    def write(self, where: slice, plan: _Plan, image: Pixels) -> None:
+        """Copy what the device needs of an image; any thread may."""
+        lines = plan.lines_of(image)
+        np.copyto(self._array[where].reshape(lines.shape), lines)
+
+    def send(self, where: slice, target: torch.Tensor) -> None:
+        """Enqueue the way to the device."""
+        target[where].copy_(self._bytes[where], non_blocking=True)
 
     def end(self, device: torch.device) -> None:
         """Mark the end of what was enqueued."""
