@@ -109,7 +109,10 @@ def soak(
 
 
 def memory(device: torch.device) -> dict[str, int]:
-    """Return bytes in use: of the whole device, of torch's allocator there, of this process."""
+    """Return bytes in use: of the whole device, of torch's allocator there, of this process.
+
+    Those of the whole device are also those of other processes on it.
+    """
     found = {}
     if device.type == "cuda":
         free, total = torch.cuda.mem_get_info(device)

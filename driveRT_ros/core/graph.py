@@ -31,7 +31,7 @@ class WorkGraph(torch.cuda.CUDAGraph):
 
 
 def run_twice(works: Collection[Callable[[], object]]) -> torch.cuda.Stream:
-    """Enqueue all of ``works`` in order, twice, and return the stream on which they can be captured.
+    """Enqueue all of ``works`` in order, twice; return the stream that is to capture them.
 
     What they need once (kernels of torch, its workspaces) must not be captured.
     """
@@ -109,7 +109,7 @@ class StageGraphs:
         if not self._wanted:
             return
         with torch.cuda.device(self._device):
-            stream, current = run_twice(self._stages.values()), torch.cuda.current_stream()
+            stream = run_twice(self._stages.values())
             try:
                 graphs = {name: graph_of(do, stream) for name, do in self._stages.items()}
             except (RuntimeError, DeviceError) as error:

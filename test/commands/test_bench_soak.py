@@ -89,7 +89,9 @@ def test_device_memory_is_flat_over_clouds_of_all_sizes():
     clouds = list(bench.soak_clouds(config, distinct=12))
     report = bench.soak(pipeline, clouds, config, torch.device("cuda", 0), 300)
     assert report["overflows"] == 0
-    for kind in ("device_used", "torch_reserved", "torch_allocated"):
+    # What the whole device has in use is reported, too, but here others may run beside.
+    assert len(report["memory"]["device_used"]["bytes"]) == len(report["at_frame"])
+    for kind in ("torch_reserved", "torch_allocated"):
         assert report["memory"][kind]["grown"] <= 0, report["memory"][kind]
 
 
