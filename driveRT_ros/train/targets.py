@@ -9,6 +9,7 @@ is the one that stays, is often another than the nearest.
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -20,6 +21,7 @@ from driveRT_ros.core.bev_grid import HEAD_STRIDE
 from driveRT_ros.core.boxes import SIZE_LWH, VELOCITY, YAW
 from driveRT_ros.core.config import VoxelizationConfig
 from driveRT_ros.train.config import LossConfig
+from driveRT_ros.train.constants import constant_like
 
 CODE_DIM = 10
 """Centre x, y from the corner of the row's cell, z, log l, w, h, cos and sin of the yaw, vx, vy."""
@@ -39,14 +41,15 @@ class Targets:
         rows: (P,) int64 row of each pair; at first the nearest ones, object after object.
         labels: (P,) int64 class of its object over all heads.
         codes: (P, 10) box code; NaN where the velocity is unknown.
-        left_out: Objects without a row near them, or off the grid.
+        left_out: Objects without a row near them, or off the grid; () int64, on the device,
+            because nothing need wait for it.
     """
 
     heat: torch.Tensor
     rows: torch.Tensor
     labels: torch.Tensor
     codes: torch.Tensor
-    left_out: int
+    left_out: torch.Tensor
 
 
 def heat_radius(size_cells: torch.Tensor, min_overlap: float) -> torch.Tensor:
@@ -107,8 +110,8 @@ def encode_boxes(
 
 def centres_in_cells(boxes: torch.Tensor, voxels: VoxelizationConfig) -> torch.Tensor:
     """Return (P, 2) column and row of the box centres, with fractions."""
-    low = boxes.new_tensor(voxels.point_cloud_range[:2])
-    return (boxes[:, :2] - low) / (HEAD_STRIDE * boxes.new_tensor(voxels.voxel_size[:2]))
+    low = constant_like(voxels.point_cloud_range[:2], boxes)
+    return (boxes[:, :2] - low) / (HEAD_STRIDE * constant_like(voxels.voxel_size[:2], boxes))
 
 
 def assign_targets(
@@ -129,11 +132,14 @@ def assign_targets(
         voxels: Grid.
         config: Size of the heat.
     """
-    heat = torch.zeros(num_classes, len(coords_bzyx), device=coords_bzyx.device)
-    counts = torch.bincount(coords_bzyx[:, 0].long(), minlength=len(boxes)).tolist()
+    device = coords_bzyx.device
     every, names = torch.cat(tuple(boxes)), torch.cat(tuple(labels))
+    if not len(coords_bzyx) or not len(names):
+        none = names.new_zeros(0)
+        heat = torch.zeros(len(coords_bzyx), num_classes, device=device)
+        return Targets(heat, none, none, every.new_zeros(0, CODE_DIM), names.new_tensor(len(names)))
     centres = centres_in_cells(every, voxels)
-    cell = every.new_tensor(voxels.voxel_size[:2]) * HEAD_STRIDE
+    cell = constant_like(voxels.voxel_size[:2], every) * HEAD_STRIDE
     size_cells = every[:, 3:5] / cell.mean()
     reach = size_cells.norm(dim=1) / 2 + _SPARE_CELLS
     radius = heat_radius(size_cells, config.min_overlap).floor()
@@ -142,22 +148,20 @@ def assign_targets(
     on_grid = ((centres >= 0) & (centres < _grid(voxels, centres))).all(dim=1)
     objects = _Objects(centres, torch.where(on_grid, reach, -1), 2 * sigma * sigma, names)
     cells_xy = coords_bzyx[:, 2:4].flip(1).to(every.dtype)
-    parts: list[_Pairs] = []
-    first, first_row = 0, 0
-    for count, size in zip(counts, map(len, boxes)):
-        mine = _Objects(*(column[first : first + size] for column in objects))
-        here = slice(first_row, first_row + count)
-        found = _draw(heat[:, here], cells_xy[here], mine, config.rows_per_object)
-        parts += [p._replace(rows=p.rows + first_row, which=p.which + first) for p in found]
-        first, first_row = first + size, first_row + count
-    # The nearest rows of all frames, then the others.
-    pairs = _Pairs(*map(torch.cat, zip(*parts[::2], *parts[1::2])))
-    # Two waits for the whole batch: how many pairs there are, and how many objects.
+    frame = coords_bzyx[:, 0].contiguous()
+    edges = torch.arange(len(boxes) + 1, dtype=frame.dtype, device=device)
+    # Two waits for the whole batch: how many rows a frame has at most, and how many pairs.
+    rows = _Frames.of(torch.searchsorted(frame, edges))
+    first = list(itertools.accumulate(map(len, boxes), initial=0))
+    mine = _Frames.of(torch.tensor(first).to(device, non_blocking=True), max(map(len, boxes)))
+    heat, pairs = _draw(rows, mine, cells_xy, objects, num_classes, config.rows_per_object)
     chosen = pairs.usable.nonzero().squeeze(1)
     where, which = pairs.rows[chosen], pairs.which[chosen]
-    left_out = len(names) - int((chosen < len(names)).sum())
+    left_out = len(names) - (chosen < mine.index.numel()).sum()
     codes = encode_boxes(every[which], cells_xy[where], voxels)
-    return Targets(heat.T.contiguous(), where, names[which], codes, left_out)
+    at = frame.long() * rows.index.shape[1] + torch.arange(len(frame), device=device)
+    heat = heat.transpose(1, 2).flatten(0, 1).index_select(0, at - rows.first[frame.long()])
+    return Targets(heat, where, names[which], codes, left_out)
 
 
 class _Objects(NamedTuple):
@@ -177,37 +181,89 @@ class _Pairs(NamedTuple):
     which: torch.Tensor
 
 
+class _Frames(NamedTuple):
+    """Rows of each frame side by side, as many as the fullest frame has.
+
+    Args:
+        first: (B,) the first row of each frame.
+        index: (B, L) row at each place; any row where the frame has none left.
+        there: (B, L) whether the frame has one.
+    """
+
+    first: torch.Tensor
+    index: torch.Tensor
+    there: torch.Tensor
+
+    @classmethod
+    def of(cls, edges: torch.Tensor, most: int | None = None) -> _Frames:
+        """Return this of the first row of each frame and the end; waits for ``most`` if absent."""
+        counts = edges.diff()
+        most = int(counts.max()) if most is None else most
+        place = torch.arange(most, device=edges.device)
+        index = torch.minimum(edges[:-1, None] + place, edges[-1] - 1)
+        return cls(edges[:-1], index, place < counts[:, None])
+
+
 def _draw(
-    heat: torch.Tensor, cells_xy: torch.Tensor, objects: _Objects, rows_per_object: int
-) -> tuple[_Pairs, _Pairs]:
-    """Draw the heat (classes, N) of one frame; pair objects with their nearest rows, and others."""
-    which = torch.arange(len(objects.labels), device=heat.device)
-    if len(cells_xy) == 0 or len(which) == 0:
-        none = torch.zeros_like(which)
-        return _Pairs(none.bool(), none, which), _Pairs(none[:0].bool(), none[:0], which[:0])
-    to_centre = _squared_distances(objects.centres, cells_xy + 0.5)
-    nearest_sq, rows = to_centre.min(dim=1)
-    usable = (objects.reach >= 0) & (nearest_sq <= objects.reach**2)
-    apart = torch.minimum(to_centre, _squared_distances(cells_xy[rows], cells_xy))
-    bell = torch.exp(-apart / objects.spread[:, None])
-    drawn = torch.where(usable[:, None], bell, 0).to(heat.dtype)
+    rows: _Frames,
+    mine: _Frames,
+    cells_xy: torch.Tensor,
+    objects: _Objects,
+    num_classes: int,
+    rows_per_object: int,
+) -> tuple[torch.Tensor, _Pairs]:
+    """Draw the heat (B, classes, L); pair objects with their nearest rows, and then with others.
+
+    All frames at once: tensors are (B, M) objects by L rows, of the fullest frames.
+    """
+    centres, reach, spread, labels = (column[mine.index] for column in objects)
+    cells = cells_xy[rows.index]
+    absent = ~rows.there[:, None, :]
+    to_centre = _squared_distances(centres, cells + 0.5).masked_fill_(absent, math.inf)
+    nearest_sq, nearest = to_centre.min(dim=2)
+    usable = mine.there & (reach >= 0) & (nearest_sq <= reach**2)
+    nearest_cells = cells.gather(1, nearest[:, :, None].expand(-1, -1, 2))
+    apart = torch.minimum(to_centre, _squared_distances(nearest_cells, cells))
+    apart = apart.masked_fill_(absent, math.inf)
+    bell = torch.exp(-apart / spread[:, :, None])
+    drawn = torch.where(usable[:, :, None], bell, 0).float()
+    heat = drawn.new_zeros(len(cells), num_classes, cells.shape[1])
     # The greatest of several values is the same in any order.
-    index = objects.labels[:, None].expand_as(drawn)
-    heat.scatter_reduce_(0, index, drawn, "amax")
+    heat.scatter_reduce_(1, labels[:, :, None].expand_as(drawn), drawn, "amax")
     # Others: those of most heat, each for the object of its class that it has most heat of.
-    near = apart.topk(min(rows_per_object, len(cells_xy)), dim=1, largest=False).indices
-    mine = drawn.gather(1, near)
-    greatest = heat[objects.labels[:, None], near]
-    more = (mine >= _LEAST_HEAT) & (mine == greatest) & (near != rows[:, None])
-    others = _Pairs(more.flatten(), near.flatten(), which[:, None].expand_as(near).flatten())
-    return _Pairs(usable, rows, which), others
+    near = _least(apart, min(rows_per_object, cells.shape[1]))
+    frames = torch.arange(len(cells), device=cells.device)[:, None]
+    line = ((frames * num_classes + labels) * cells.shape[1])[:, :, None]
+    mine_heat, greatest = drawn.gather(2, near), heat.flatten()[line + near]
+    more = (mine_heat >= _LEAST_HEAT) & (mine_heat == greatest) & (near != nearest[:, :, None])
+    first = rows.first[:, None]
+    pairs = _Pairs(
+        torch.cat((usable.flatten(), more.flatten())),
+        torch.cat(((nearest + first).flatten(), (near + first[:, :, None]).flatten())),
+        torch.cat((mine.index.flatten(), mine.index[:, :, None].expand_as(near).flatten())),
+    )
+    return heat, pairs
+
+
+def _least(values: torch.Tensor, count: int) -> torch.Tensor:
+    """Return where the least of the last axis are; of equal ones the first, on any device.
+
+    Args:
+        values: (B, M, L), none below zero.
+        count: How many.
+    """
+    # Floats that are not negative stand in the order of their bits.
+    bits = values.float().view(torch.int32).long() << 32
+    keys = bits + torch.arange(values.shape[2], device=values.device)
+    return keys.topk(count, dim=2, largest=False).values & 0xFFFFFFFF
 
 
 def _squared_distances(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
-    """Return (M, N); the difference first, because close points matter."""
-    return (a[:, None, 0] - b[None, :, 0]) ** 2 + (a[:, None, 1] - b[None, :, 1]) ** 2
+    """Return (B, M, L) of (B, M, 2) and (B, L, 2); the difference first: close points matter."""
+    one, two = a[:, :, None], b[:, None]
+    return (one[..., 0] - two[..., 0]) ** 2 + (one[..., 1] - two[..., 1]) ** 2
 
 
 def _grid(voxels: VoxelizationConfig, like: torch.Tensor) -> torch.Tensor:
     nx, ny, _ = voxels.grid_xyz
-    return like.new_tensor((math.ceil(nx / HEAD_STRIDE), math.ceil(ny / HEAD_STRIDE)))
+    return constant_like((math.ceil(nx / HEAD_STRIDE), math.ceil(ny / HEAD_STRIDE)), like)
