@@ -12,10 +12,6 @@
 // written, which the memory takes faster than a copy.
 #include "grid_ops.cuh"
 
-#ifndef STREAMING
-#define STREAMING 0  // stores of leaves that ask not to be kept in the caches
-#endif
-
 #define THREADS 256
 #define PARTS 8  // blocks of an upper node
 #define LEAF_IN 96
@@ -124,11 +120,7 @@ __device__ __forceinline__ void write_leaf(const IndexToGrid& m, u32 leaf) {
 #pragma unroll
         for (int j = 0; j < 4; ++j)
             v[j] = look_up(m, four >> j & 1 ? first + __popc(four & ((1u << j) - 1)) : 0);
-        const uint4 filled = make_uint4(v[0], v[1], v[2], v[3]);
-        if (STREAMING)
-            __stcs(values + 32 * i + lane, filled);
-        else
-            values[32 * i + lane] = filled;
+        values[32 * i + lane] = make_uint4(v[0], v[1], v[2], v[3]);
     }
 }
 

@@ -2,8 +2,7 @@
 //
 //   leaf_stats    a warp a leaf
 //   lower_stats   a block a lower node, over the records of its leaves and its active tiles
-//   upper_stats   the same one level up
-//   root_stats    one block over the tiles of the root
+//   top_stats     the same one level up; the last block goes on with the tiles of the root
 //
 // Every node owns a record, so a node without children writes its own too. The order of every sum is
 // fixed and each operation rounded by itself, as core/reference/grid_stats.py says: the records are
@@ -29,20 +28,34 @@
 #define LEAF_BLOCKS 4
 #endif
 #endif
-#define THREADS 128
-#ifndef AHEAD
-#define AHEAD 4  // steps whose loads an internal node has in flight
+#define LOWER_LANES 128
+#define TOP_LANES 512
+#ifndef LOWER_BLOCKS
+#if __CUDA_ARCH__ >= 1000
+#define LOWER_BLOCKS 4  // of lower nodes that a multiprocessor runs at once, without spills
+#else
+#define LOWER_BLOCKS 5
 #endif
+#endif
+#ifndef LOWER_AHEAD
+#define LOWER_AHEAD 2  // records that a thread of an internal node has in flight
+#endif
+#ifndef TOP_AHEAD
+#define TOP_AHEAD 2
+#endif
+#define WINDOW 4096  // slots of an internal node that are listed at once
 #define LEAF_BYTES 2144
 #define ROOT_BYTES 64
 #define NONE_LEAST 0x7fffffff
 #define NONE_MOST (-0x7fffffff - 1)
 
+typedef unsigned short u16;
+
 struct GridStats {
     u32* grid;
     u64 leaf, lower, upper;  // bytes where nodes begin
     u32 leaves, lowers, uppers, tiles;
-    u64* records;  // of leaves, lower nodes, upper nodes, the grid
+    u64* records;  // of leaves, lower nodes, upper nodes, the grid; a word follows
     int is_float, moments, write;
 };
 
@@ -138,6 +151,11 @@ __device__ __forceinline__ void write_stats(const GridStats& m, const Stats& s, 
 
 __device__ __forceinline__ Stats* record(const GridStats& m, u64 slot) {
     return reinterpret_cast<Stats*>(m.records) + slot;
+}
+
+// How many upper nodes are done; the first kernel sets it to 0.
+__device__ __forceinline__ u32* done(const GridStats& m) {
+    return reinterpret_cast<u32*>(record(m, static_cast<u64>(m.leaves) + m.lowers + m.uppers + 1));
 }
 
 // ---- leaves -----------------------------------------------------------------------------------------
@@ -258,6 +276,7 @@ __device__ __forceinline__ void one_leaf(const GridStats& m, u32 i) {
 
 extern "C" __global__ void __launch_bounds__(LEAF_THREADS, LEAF_BLOCKS) leaf_stats(const GridStats m) {
     begin_dependent();
+    if (blockIdx.x == 0 && threadIdx.x == 0) *done(m) = 0;
     const u32 i = blockIdx.x * (LEAF_THREADS / 32) + threadIdx.x / 32;
     if (i >= m.leaves) return;
     if (m.is_float)
@@ -268,84 +287,134 @@ extern "C" __global__ void __launch_bounds__(LEAF_THREADS, LEAF_BLOCKS) leaf_sta
 
 // ---- internal nodes and the root --------------------------------------------------------------------
 
-// Merges what the threads of a block hold, in pairs 64, 32, ..., 1 apart; the result is thread 0's.
-__device__ __forceinline__ Stats merge_block(const GridStats& m, const Stats& mine) {
-    __shared__ Stats shared_stats[THREADS];
-    shared_stats[threadIdx.x] = mine;
-    __syncthreads();
-    for (int half = THREADS / 2; half; half /= 2) {
-        if (threadIdx.x < half)
-            shared_stats[threadIdx.x] = merge(m, shared_stats[threadIdx.x], shared_stats[threadIdx.x + half]);
-        __syncthreads();
+__device__ __forceinline__ Stats from_lane(const GridStats& m, const Stats& s, int away) {
+    Stats r = s;
+    r.count = __shfl_down_sync(0xffffffffu, s.count, away);
+    r.nans = __shfl_down_sync(0xffffffffu, s.nans, away);
+    if (m.moments) {
+        r.mean = __shfl_down_sync(0xffffffffu, s.mean, away);
+        r.m2 = __shfl_down_sync(0xffffffffu, s.m2, away);
     }
-    return shared_stats[0];
-}
-
-// Bit i of the result is bit `lane` of what lane i has.
-__device__ __forceinline__ u32 transposed(u32 v) {
-    const int lane = threadIdx.x & 31;
+    r.least = __shfl_down_sync(0xffffffffu, s.least, away);
+    r.most = __shfl_down_sync(0xffffffffu, s.most, away);
 #pragma unroll
-    for (int d = 16; d; d /= 2) {
-        const u32 low = d == 16 ? 0x0000ffffu : d == 8 ? 0x00ff00ffu : d == 4 ? 0x0f0f0f0fu : d == 2 ? 0x33333333u : 0x55555555u;
-        const u32 other = __shfl_xor_sync(0xffffffffu, v, d);
-        v = lane & d ? (v & ~low) | (other >> d & low) : (v & low) | (other & low) << d;
+    for (int a = 0; a < 3; ++a) {
+        r.first[a] = __shfl_down_sync(0xffffffffu, s.first[a], away);
+        r.last[a] = __shfl_down_sync(0xffffffffu, s.last[a], away);
     }
-    return v;
+    return r;
 }
 
-// Thread t merges the entries t, t + 128, ... A lane reads a word of the masks of each of 32 steps, and
-// gets those steps in which it has an entry, so that no lane waits for entries of another. Entries,
-// and then records, of some steps are read before the first is used.
-template <int SLOTS, int BYTES, int CHILD_BYTES, int EDGE>
+// Merges what the first `used` threads of a block hold in pairs LANES / 2, ..., 2, 1 apart, into
+// thread 0. A step in which no pair has a second thread is left out: it would change nothing.
+template <int LANES>
+__device__ __forceinline__ Stats merge_block(const GridStats& m, Stats mine, int used) {
+    __shared__ Stats shared_stats[LANES];
+    const int thread = threadIdx.x;
+    for (int half = LANES / 2; half >= 32; half /= 2) {
+        if (used <= half) continue;
+        if (half <= thread && thread < 2 * half) shared_stats[thread] = mine;
+        __syncthreads();
+        if (thread < half) mine = merge(m, mine, shared_stats[thread + half]);
+    }
+    if (thread >= 32) return mine;
+    for (int d = 16; d; d /= 2)
+        if (used > d) mine = merge(m, mine, from_lane(m, mine, d));
+    return mine;
+}
+
+// A child or an active tile of an internal node.
+struct Entry {
+    u32 slot;  // with CHILD, or NO_ENTRY
+    u64 word;  // of the table
+};
+#define CHILD 0x8000u
+#define NO_ENTRY 0xffffffffu
+
+// Lists the used slots of a node in ascending order, those of number `window` and after, as long as
+// there is room. A thread brings WORDS words of the masks and the number of used slots before each.
+template <int WORDS>
+__device__ __forceinline__ void list_slots(const u32 (&used)[WORDS], const u32 (&child)[WORDS],
+                                           const int (&before)[WORDS], int window, u16* list) {
+    const int lane = threadIdx.x & 31, first_thread = threadIdx.x & ~31;
+#pragma unroll
+    for (int j = 0; j < WORDS; ++j)
+        for (u32 left = __ballot_sync(0xffffffffu, used[j] != 0); left; left &= left - 1) {
+            const int from = __ffs(left) - 1;  // the lane whose word all of them take
+            const u32 word = __shfl_sync(0xffffffffu, used[j], from);
+            const u32 below = __shfl_sync(0xffffffffu, child[j], from);
+            const u32 at = __shfl_sync(0xffffffffu, before[j], from) + __popc(word & ((1u << lane) - 1)) - window;
+            if (!(word >> lane & 1) || at >= WINDOW) continue;
+            const u32 slot = 32 * (WORDS * (first_thread + from) + j) + lane;
+            list[at] = static_cast<u16>(slot | (below >> lane & 1 ? CHILD : 0u));
+        }
+}
+
+template <int AHEAD, int LANES>
+__device__ __forceinline__ void read_entries(const u16* list, int listed, int at, const u64* table,
+                                             Entry (&entries)[AHEAD]) {
+#pragma unroll
+    for (int k = 0; k < AHEAD; ++k) {
+        const int i = at + k * LANES;
+        entries[k].slot = i < listed ? list[i] : NO_ENTRY;
+        entries[k].word = i < listed ? table[entries[k].slot & ~CHILD] : 0;
+    }
+}
+
+// A block a node: thread t merges the used slots of numbers t, t + LANES, ..., whichever slots these
+// are, so that nodes in which a plane is used keep all threads busy. AHEAD records of each are read at
+// once, and their entries while the ones before are merged.
+template <int SLOTS, int LANES, int AHEAD, int BYTES, int CHILD_BYTES, int EDGE>
 __device__ __forceinline__ void node_stats(const GridStats& m, u64 nodes, u64 children, u32 first_child_slot,
                                            u32 own_slot) {
-    constexpr int MASK = SLOTS / 8, STEPS = SLOTS / THREADS, SIDE = SLOTS == LOWER_SLOTS ? 16 : 32;
-    const int lane = threadIdx.x & 31, warp = threadIdx.x >> 5;
+    constexpr int MASK = SLOTS / 8, WORDS = SLOTS / 32 / LANES, SIDE = SLOTS == LOWER_SLOTS ? 16 : 32;
+    __shared__ u16 shared_list[WINDOW];
     const u64 begin = nodes + static_cast<u64>(blockIdx.x) * BYTES;
     u32* node = at_byte<u32>(m.grid, begin);
     const u64* table = at_byte<u64>(node, BYTES - 8 * SLOTS);
+    const u32 *is_value = node + 32 / 4 + WORDS * threadIdx.x, *is_child = is_value + MASK / 4;
+    u32 used[WORDS], child[WORDS];
+    int before[WORDS], count = 0, total;
+#pragma unroll
+    for (int j = 0; j < WORDS; ++j) child[j] = is_child[j], used[j] = child[j] | is_value[j];
     int origin[3];
     for (int a = 0; a < 3; ++a) origin[a] = static_cast<int>(node[a]) & ~(SIDE * EDGE - 1);
+#pragma unroll
+    for (int j = 0; j < WORDS; ++j) before[j] = count, count += __popc(used[j]);
+    count = block_exclusive_sum<LANES>(count, &total);
+#pragma unroll
+    for (int j = 0; j < WORDS; ++j) before[j] += count;
     Stats mine = nothing();
-    const u32 *is_value = node + 32 / 4 + warp, *is_child = is_value + MASK / 4;
-    u32 next_child = is_child[lane * (THREADS / 32)], next_value = is_value[lane * (THREADS / 32)];
-    for (int step = 0; step < STEPS; step += 32) {
-        const u32 child = next_child, value = next_value & ~child;
-        if (step + 32 < STEPS) {
-            next_child = is_child[(step + 32 + lane) * (THREADS / 32)];
-            next_value = is_value[(step + 32 + lane) * (THREADS / 32)];
-        }
-        if (!__any_sync(0xffffffffu, (child | value) != 0)) continue;
-        const u32 children_mine = transposed(child);
-        const u32 values_mine = __any_sync(0xffffffffu, value != 0) ? transposed(value) : 0u;
-        u32 todo = children_mine | values_mine;
-        while (todo) {
-            int at_entry[AHEAD];
-            bool some[AHEAD], below[AHEAD];
-            u64 entry[AHEAD];
+    for (int window = 0; window < total; window += WINDOW) {
+        if (window) __syncthreads();  // all have read the list
+        list_slots<WORDS>(used, child, before, window, shared_list);
+        __syncthreads();
+        const int listed = min(total - window, WINDOW);
+        Entry next[AHEAD];
+        read_entries<AHEAD, LANES>(shared_list, listed, threadIdx.x, table, next);
+        for (int at = threadIdx.x; at < listed; at += AHEAD * LANES) {
+            Entry entries[AHEAD];
             Stats found[AHEAD];
 #pragma unroll
             for (int k = 0; k < AHEAD; ++k) {
-                const int at = todo ? __ffs(todo) - 1 : 0;
-                some[k] = todo != 0;
-                below[k] = some[k] && children_mine >> at & 1;
-                at_entry[k] = (step + at) * THREADS + threadIdx.x;
-                entry[k] = some[k] ? table[at_entry[k]] : 0;
-                todo &= todo - 1;
+                entries[k] = next[k];
+                if (entries[k].slot != NO_ENTRY && entries[k].slot & CHILD)
+                    found[k] = *record(m, first_child_slot + (begin + entries[k].word - children) / CHILD_BYTES);
             }
-#pragma unroll
-            for (int k = 0; k < AHEAD; ++k)
-                if (below[k]) found[k] = *record(m, first_child_slot + (begin + entry[k] - children) / CHILD_BYTES);
+            read_entries<AHEAD, LANES>(shared_list, listed, at + AHEAD * LANES, table, next);
 #pragma unroll
             for (int k = 0; k < AHEAD; ++k) {
-                const int i = at_entry[k], x = i / (SIDE * SIDE), y = i / SIDE % SIDE, z = i % SIDE;
-                const int corner[3] = {origin[0] + x * EDGE, origin[1] + y * EDGE, origin[2] + z * EDGE};
-                if (some[k] && !below[k]) found[k] = tile_stats(m, static_cast<u32>(entry[k]), corner, EDGE);
-                if (some[k]) mine = merge(m, mine, found[k]);
+                if (entries[k].slot == NO_ENTRY) continue;
+                if (!(entries[k].slot & CHILD)) {
+                    const int i = entries[k].slot, x = i / (SIDE * SIDE), y = i / SIDE % SIDE, z = i % SIDE;
+                    const int corner[3] = {origin[0] + x * EDGE, origin[1] + y * EDGE, origin[2] + z * EDGE};
+                    found[k] = tile_stats(m, static_cast<u32>(entries[k].word), corner, EDGE);
+                }
+                mine = merge(m, mine, found[k]);
             }
         }
     }
-    const Stats s = merge_block(m, mine);
+    const Stats s = merge_block<LANES>(m, mine, min(total, LANES));
     if (threadIdx.x) return;
     *record(m, own_slot + blockIdx.x) = s;
     if (!m.write) return;
@@ -354,14 +423,9 @@ __device__ __forceinline__ void node_stats(const GridStats& m, u64 nodes, u64 ch
     write_stats(m, s, node + (32 + 2 * MASK) / 4);
 }
 
-extern "C" __global__ void __launch_bounds__(THREADS) lower_stats(const GridStats m) {
+extern "C" __global__ void __launch_bounds__(LOWER_LANES, LOWER_BLOCKS) lower_stats(const GridStats m) {
     begin_dependent();
-    node_stats<LOWER_SLOTS, LOWER_BYTES, LEAF_BYTES, 8>(m, m.lower, m.leaf, 0, m.leaves);
-}
-
-extern "C" __global__ void __launch_bounds__(THREADS) upper_stats(const GridStats m) {
-    begin_dependent();
-    node_stats<UPPER_SLOTS, UPPER_BYTES, LOWER_BYTES, 128>(m, m.upper, m.lower, m.leaves, m.leaves + m.lowers);
+    node_stats<LOWER_SLOTS, LOWER_LANES, LOWER_AHEAD, LOWER_BYTES, LEAF_BYTES, 8>(m, m.lower, m.leaf, 0, m.leaves);
 }
 
 // The box around the eight corners of the voxels of a box, by the map of the grid.
@@ -387,11 +451,10 @@ __device__ __forceinline__ void write_world_box(const GridStats& m, const Stats&
     }
 }
 
-extern "C" __global__ void __launch_bounds__(THREADS) root_stats(const GridStats m) {
-    begin_dependent();
+__device__ __forceinline__ void root_stats(const GridStats& m) {
     u32* root = at_byte<u32>(m.grid, HEAD_BYTES);
     Stats mine = nothing();
-    for (u32 i = threadIdx.x; i < m.tiles; i += THREADS) {
+    for (u32 i = threadIdx.x; i < m.tiles; i += TOP_LANES) {
         const u32* tile = at_byte<u32>(root, ROOT_BYTES + static_cast<u64>(i) * TILE_BYTES);
         const u64 key = *at_byte<u64>(tile, 0), child = *at_byte<u64>(tile, 8);
         if (child) {
@@ -403,7 +466,7 @@ extern "C" __global__ void __launch_bounds__(THREADS) root_stats(const GridStats
             mine = merge(m, mine, tile_stats(m, tile[5], origin, 4096));
         }
     }
-    const Stats s = merge_block(m, mine);
+    const Stats s = merge_block<TOP_LANES>(m, mine, m.tiles < TOP_LANES ? m.tiles : TOP_LANES);
     if (threadIdx.x) return;
     *record(m, m.leaves + m.lowers + m.uppers) = s;
     if (!m.write) return;
@@ -411,4 +474,23 @@ extern "C" __global__ void __launch_bounds__(THREADS) root_stats(const GridStats
     write_stats(m, s, root + 8);
     m.grid[5] |= m.moments ? 2 | 4 | 8 | 16 : 2 | 4;
     write_world_box(m, s);
+}
+
+// Upper nodes; the block that is done last goes on with the root, for which there is one where no
+// upper node is.
+extern "C" __global__ void __launch_bounds__(TOP_LANES) top_stats(const GridStats m) {
+    begin_dependent();
+    __shared__ bool shared_last;
+    if (m.uppers) {
+        node_stats<UPPER_SLOTS, TOP_LANES, TOP_AHEAD, UPPER_BYTES, LOWER_BYTES, 128>(
+            m, m.upper, m.lower, m.leaves, m.leaves + m.lowers);
+        if (threadIdx.x == 0) {
+            __threadfence();  // the record of this node before the count
+            shared_last = atomicAdd(done(m), 1u) + 1 == m.uppers;
+            __threadfence();  // the count before the records of the others
+        }
+        __syncthreads();
+        if (!shared_last) return;
+    }
+    root_stats(m);
 }

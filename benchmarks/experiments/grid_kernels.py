@@ -1,4 +1,4 @@
-"""Check, then time, variants of the kernels on NanoVDB grids, one constant at a time.
+"""Check, then time, variants of the checksum and the statistics of NanoVDB grids.
 
     python benchmarks/experiments/grid_kernels.py [--sizes 7.4,506] [--output NAME.json]
 
@@ -33,21 +33,20 @@ from driveRT_ros.core.cuda import Kernel, device_arch  # noqa: E402
 from driveRT_ros.core.gpu import grid_blocks  # noqa: E402
 from driveRT_ros.core.gpu import grid_ops as gpu  # noqa: E402
 from driveRT_ros.core.gpu.replay import captured, replay_times  # noqa: E402
-from driveRT_ros.core.nanovdb_layout import VOXEL_VOLUME  # noqa: E402
 from driveRT_ros.core.nvrtc import compile_cubin  # noqa: E402
 
-DIAGONALS, STATS, INDEX, PLAIN = (
-    f"grid_ops_{part}" for part in ("diagonals", "stats", "index", "checksum")
-)
+DIAGONALS, STATS, PLAIN = (f"grid_ops_{part}" for part in ("diagonals", "stats", "checksum"))
 COLD_BYTES = 250_000_000
 SUMS = [
-    {"AHEAD": ahead, "MIN_BLOCKS": blocks, "STREAMING": streaming}
-    for ahead, blocks, streaming in itertools.product((1, 2, 4), (3, 4, 5), (0, 1))
+    {"AHEAD": 2, "MIN_BLOCKS": 4, "STREAMING": 1},
+    *({"AHEAD": a, "MIN_BLOCKS": b} for a, b in itertools.product((1, 2, 4), (3, 4, 5))),
 ]
-LEAVES = [{"LEAF_BLOCKS": blocks, "AHEAD": 4} for blocks in (2, 3, 4, 5, 6)]
-NODES = [{"LEAF_BLOCKS": 4, "AHEAD": ahead} for ahead in (2, 8)]
-STORES = [{"STREAMING": streaming} for streaming in (0, 1)]
-STEPS = (4, 8, 16, 32, 64)
+NODES = [
+    {"LOWER_AHEAD": ahead, "LOWER_BLOCKS": blocks}
+    for ahead, blocks in ((1, 7), (1, 8), (2, 5), (2, 4), (4, 4))
+]
+NODES += [{"TOP_AHEAD": ahead} for ahead in (1, 4)]
+STEPS = (8, 16, 32)
 
 
 @functools.cache
@@ -84,8 +83,8 @@ def checksums(bench: GridBench) -> Iterator[dict[str, Any]]:
     expected = zlib_checksum(bench.grid.cpu().numpy())
     copies = [bench.grid.clone() for _ in range(-(-COLD_BYTES // len(bench.grid)))]
     processors = torch.cuda.get_device_properties(0).multi_processor_count
-    chosen = [(d, steps, 100) for d in SUMS for steps in STEPS]
-    chosen += [({}, 16, share) for share in (-1, 45, 100)]
+    chosen = [(d, 16, -1) for d in SUMS]
+    chosen += [({}, steps, share) for steps in STEPS for share in (-1, 100)]
     for defines, steps, share in chosen:
         grid_blocks._STEPS = steps
         run, resident = launcher(defines, share), defines.get("MIN_BLOCKS", 4) * processors
@@ -105,11 +104,11 @@ def checksums(bench: GridBench) -> Iterator[dict[str, Any]]:
 
 def statistics_of(bench: GridBench) -> Iterator[dict[str, Any]]:
     """Yield the time of each variant of the statistics, and of its kernels that write no node."""
-    header, names = bench.header, ("leaf_stats", "lower_stats", "upper_stats", "root_stats")
+    header, names = bench.header, ("leaf_stats", "lower_stats", "top_stats")
     for moments in (False, True):
         enqueue = functools.partial(gpu.grid_stats, header=header, moments=moments)
         expected = enqueue(bench.written, write=True).records.clone()
-        for defines in LEAVES + NODES:
+        for defines in [{}, *NODES]:
             found = {"kernel": STATS, **defines, "moments": moments}
             whole = functools.partial(enqueue, bench.written, write=True, run=launcher(defines, -1))
             if not torch.equal(whole().records, expected):
@@ -122,29 +121,11 @@ def statistics_of(bench: GridBench) -> Iterator[dict[str, Any]]:
             yield {**found, "us": micros([whole]), **parts}
 
 
-def conversions(bench: GridBench) -> Iterator[dict[str, Any]]:
-    """Yield the time of each variant of the conversion."""
-    moved = len(bench.index) + bench.values.nbytes + len(bench.grid)
-    for defines in STORES:
-        work = functools.partial(
-            gpu.index_to_grid, bench.index, bench.index_header, bench.values, VOXEL_VOLUME,
-            bench.out, launcher(defines, -1),
-        )  # fmt: skip
-        bench.out.fill_(0x5B)
-        work()
-        found: dict[str, Any] = {"kernel": INDEX, **defines}
-        if not torch.equal(bench.out, bench.grid):
-            yield {**found, "absent": "bytes differ"}
-            continue
-        us = micros([work])
-        yield {**found, "us": us, "tb_per_s": moved / us / 1e6}
-
-
 def compile_all() -> None:
     """Compile every variant, several at a time."""
     arch = device_arch(torch.cuda.current_device())
-    jobs = [(DIAGONALS, d) for d in [{}, *SUMS]] + [(STATS, d) for d in [{}, *LEAVES, *NODES]]
-    jobs += [(INDEX, d) for d in [{}, *STORES]] + [(PLAIN, {})]
+    jobs = [(DIAGONALS, d) for d in [{}, *SUMS]] + [(STATS, d) for d in [{}, *NODES]]
+    jobs += [(PLAIN, {})]
     with ThreadPoolExecutor() as pool:
         list(pool.map(lambda job: compile_cubin(job[0], arch, job[1]), jobs))
 
@@ -165,13 +146,13 @@ def main() -> None:
     for case, mb in itertools.product(args.cases.split(","), map(float, args.sizes.split(","))):
         bench = GridBench(CASES[case](mb), device)
         lines = report["grids"][f"{case}, {mb:g} MB"] = []
-        for line in itertools.chain(checksums(bench), statistics_of(bench), conversions(bench)):
+        for line in itertools.chain(checksums(bench), statistics_of(bench)):
             lines.append({k: round(v, 3) if isinstance(v, float) else v for k, v in line.items()})
         report["clocks"].append(clocks(f"{case}, {mb:g} MB"))
         if args.output:
             args.output.write_text(json.dumps(report, indent=1) + "\n")
         print(f"{case}, {mb:g} MB: {len(bench.grid)} bytes")
-        for stem in (DIAGONALS, PLAIN, STATS, INDEX):
+        for stem in (DIAGONALS, PLAIN, STATS):
             mine = [line for line in lines if line["kernel"] == stem]
             for line in sorted(mine, key=lambda line: line.get("us", 0.0))[:12]:
                 print("  ", *(f"{k}={v}" for k, v in line.items()), flush=True)

@@ -25,7 +25,6 @@ THREADS, MOST_STEPS = 256, 64
 _STEPS = 16  # of 4 blocks each in a span: several waves of spans even out
 _BLOCKS_PER_PROCESSOR = 4
 _WARP_WORDS = 32  # words of the message of a span that the threads of a warp take together
-_SHARED_PERCENT = 45  # of a multiprocessor: what those blocks need
 _PREPARED = 64  # sizes of grids, a few KB of host memory each
 
 Run = Callable[..., None]
@@ -109,8 +108,7 @@ class _Prepared:
         self._device, self._lock = device, threading.Lock()
         self._grid, self._found, self._out = (ctypes.c_void_p() for _ in range(3))
         value = arguments(device, size, blocks, steps)
-        kernel = Kernel("grid_ops_diagonals", "sum_diagonals", device=device)
-        self._sum = kernel.prefer_shared(_SHARED_PERCENT).bind(
+        self._sum = Kernel("grid_ops_diagonals", "sum_diagonals", device=device).bind(
             self._count, THREADS, value, self._grid, self._found
         )
         self._fold = Kernel("grid_ops_diagonals", "fold_diagonals", device=device).bind(

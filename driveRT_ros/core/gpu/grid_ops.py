@@ -17,8 +17,9 @@ from driveRT_ros.core.grid_types import STATS, GridStats
 from driveRT_ros.core.kernel_args import struct_value
 from driveRT_ros.core.nanovdb_layout import HEAD_FROM, GridHeader
 from driveRT_ros.core.reference.grid_ops import BLOCK, chunks, head_end
+from driveRT_ros.core.reference.grid_stats import LOWER_LANES, TOP_LANES
 
-WARPS, THREADS, LEAF_THREADS, UPPER_PARTS, MESSAGES = 8, 128, 256, 8, 8
+WARPS, LEAF_THREADS, UPPER_PARTS, MESSAGES = 8, 256, 8, 8
 """As in kernels/grid_ops_*.cu."""
 _BLOCKS_PER_PROCESSOR = 5  # of the checksum: all that its registers let in, so one wave does it
 _BLOCK_SHARED = 42 * 1024  # bytes that each takes of shared memory, what the driver adds included
@@ -144,8 +145,9 @@ def grid_stats(
     """
     device, layout = grid.device, (header.node_offsets, header.node_counts, header.table_size)
     how = (*layout, header.layout is nvdb.FLOAT, moments, write)
-    shape = (sum(header.node_counts) + 1, STATS.itemsize)
-    records = torch.empty(shape, dtype=torch.uint8, device=device)
+    nodes = sum(header.node_counts) + 1
+    # One more holds the word with which the kernels find out which of their blocks is the last.
+    records = torch.empty((nodes + 1, STATS.itemsize), dtype=torch.uint8, device=device)
     if run is None:
         prepared = _prepared_stats(device, *how)
         prepared.enqueue(torch.cuda.current_stream(device).cuda_stream, grid, records)
@@ -156,7 +158,7 @@ def grid_stats(
             if blocks:
                 run("grid_ops_stats", name, blocks, threads, value, dependent=dependent)
     background = grid[header.background_at : header.background_at + 4]
-    return GridStats(records, background, header)
+    return GridStats(records[:nodes], background, header)
 
 
 def _stats_fields(
@@ -172,12 +174,10 @@ def _stats_fields(
 
 def _stats_steps(counts: Counts) -> tuple[Step, ...]:
     leaves, lowers, uppers = counts
-    after = leaves > 0  # the first kernel here is behind what torch launched
-    return (
-        Step("leaf_stats", -(-leaves // (LEAF_THREADS // 32)), LEAF_THREADS, False),
-        Step("lower_stats", lowers, THREADS, after),
-        Step("upper_stats", uppers, THREADS, after),
-        Step("root_stats", 1, THREADS, after),
+    return (  # the first is behind what torch launched, and is there without leaves, too
+        Step("leaf_stats", max(1, -(-leaves // (LEAF_THREADS // 32))), LEAF_THREADS, False),
+        Step("lower_stats", lowers, LOWER_LANES, True),
+        Step("top_stats", max(1, uppers), TOP_LANES, True),
     )
 
 

@@ -5,8 +5,10 @@ fixed order, so the kernels give the same bits:
 
 - a leaf: 32 lanes, lane l adds the values l, l + 32, ... in this order; then lanes are added in
   pairs 16, 8, 4, 2, 1 apart. First the mean, then the squares of the distances from it.
-- other nodes: 128 lanes, lane l merges the entries l, l + 128, ... in this order; then lanes are
-  merged in pairs 64, 32, ..., 1 apart, the lower one first (Chan, Golub and LeVeque 1979).
+- a lower node: its children and active tiles are numbered in the order of their slots; of 128
+  lanes, lane l merges the numbers l, l + 128, ... in this order; then lanes are merged in pairs 64,
+  32, ..., 1 apart, the lower one first (Chan, Golub and LeVeque 1979).
+- an upper node: the same with 512 lanes; the root, too, but there all tiles are numbered.
 """
 
 from __future__ import annotations
@@ -26,7 +28,7 @@ from driveRT_ros.core.reference.grid_ops import (
     tiles_of,
 )
 
-LEAF_LANES, NODE_LANES = 32, 128
+LEAF_LANES, LOWER_LANES, TOP_LANES = 32, 128, 512
 _NODES_AT_ONCE = 256
 _EDGES = (nvdb.LEAF_EDGE, nvdb.LOWER_EDGE, nvdb.UPPER_EDGE)
 
@@ -133,11 +135,24 @@ def merge(a: np.ndarray, b: np.ndarray) -> np.ndarray:
 
 
 def _tree(lanes: np.ndarray) -> np.ndarray:
-    """Merge (N, 128) lanes in pairs."""
+    """Merge (N, lanes) in pairs."""
     while lanes.shape[1] > 1:
         half = lanes.shape[1] // 2
         lanes = merge(lanes[:, :half], lanes[:, half:])
     return lanes[:, 0]
+
+
+def _merge_numbered(
+    entries: np.ndarray, row: np.ndarray, number: np.ndarray, shape: tuple[int, int]
+) -> np.ndarray:
+    """Merge entries, each the ``number``-th of its row, over (rows, lanes)."""
+    merged = empty_stats(shape)
+    for first in range(0, int(number.max(initial=-1)) + 1, shape[1]):
+        turn = (first <= number) & (number < first + shape[1])
+        part = empty_stats(shape)
+        part[row[turn], number[turn] - first] = entries[turn]
+        merged = merge(merged, part)
+    return _tree(merged)
 
 
 def tile_stats(
@@ -159,40 +174,30 @@ def tile_stats(
 def _node_stats(
     nodes: np.ndarray, first: int, below: np.ndarray, header: GridHeader, level: int
 ) -> np.ndarray:
-    slots, edge = nodes["table"].shape[1], _EDGES[level - 1]
-    per_axis = round(slots ** (1 / 3))
-    has_child, has_value = bits_of(nodes["child_mask"]), bits_of(nodes["value_mask"])
+    table, edge, lanes = nodes["table"], _EDGES[level - 1], (LOWER_LANES, TOP_LANES)[level - 1]
+    per_axis = round(table.shape[1] ** (1 / 3))
+    has_child = bits_of(nodes["child_mask"])
+    used = has_child | bits_of(nodes["value_mask"])
+    row, slot = used.nonzero()
+    child, words = has_child[row, slot], table[row, slot]
     origins = nodes["bbox"][:, 0] & ~(_EDGES[level] - 1)
-    numbers = np.arange(first, first + len(nodes))[:, None]
-    lanes = empty_stats((len(nodes), NODE_LANES))
-    for at in range(0, slots, NODE_LANES):
-        part = slice(at, at + NODE_LANES)
-        child, active = has_child[:, part], has_value[:, part] & ~has_child[:, part]
-        if not (child.any() or active.any()):
-            continue
-        table = np.ascontiguousarray(nodes["table"][:, part])
-        ijk = np.stack(np.unravel_index(np.arange(at, at + NODE_LANES), (per_axis,) * 3), 1) * edge
-        values = table.view(header.layout.value)[:, ::2]
-        corners = origins[:, None] + ijk[None].astype(np.int32)
-        entry = tile_stats(values, active, corners, edge)
-        row, column = child.nonzero()
-        entry[row, column] = below[children_of(numbers[row, 0], table[row, column], header, level)]
-        lanes = merge(lanes, entry)
-    return _tree(lanes)
+    ijk = np.stack(np.unravel_index(slot, (per_axis,) * 3), 1) * edge
+    values = words.view(header.layout.value)[::2]
+    entries = tile_stats(values, ~child, origins[row] + ijk.astype(np.int32), edge)
+    parents = first + row[child]
+    entries[child] = below[children_of(parents, words[child], header, level)]
+    number = (used.cumsum(1) - 1)[row, slot]
+    return _merge_numbered(entries, row, number, (len(nodes), lanes))
 
 
 def _root_stats(tiles: np.ndarray, below: np.ndarray, header: GridHeader) -> np.ndarray:
-    lanes = empty_stats((1, NODE_LANES))
     child, active = tiles["child"] != 0, tiles["state"] != 0
     origins = origins_of_keys(tiles["key"])
     entries = tile_stats(tiles["value"], active & ~child, origins, nvdb.UPPER_EDGE)
     numbers = children_of(np.zeros(1, np.int64), tiles["child"], header, 3)
     entries[child] = below[numbers[child]]
-    for at in range(0, len(tiles), NODE_LANES):
-        part = empty_stats((1, NODE_LANES))
-        part[0, : len(tiles) - at] = entries[at : at + NODE_LANES]
-        lanes = merge(lanes, part)
-    return _tree(lanes)
+    row = np.zeros(len(tiles), np.int64)
+    return _merge_numbered(entries, row, np.arange(len(tiles)), (1, TOP_LANES))
 
 
 def write_grid_stats(
