@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import threading
-import time
 
 import pytest
 import torch
@@ -15,6 +14,7 @@ from driveRT_ros.core.plan import PRECISIONS
 from driveRT_ros.core.sweeps import SweepBuffer
 from driveRT_ros.sim.config import SimConfig
 from driveRT_ros.sim.simulate import simulate
+from test.support.driver_calls import graph_launches, work_enqueued
 
 pytestmark = pytest.mark.gpu
 
@@ -196,18 +196,7 @@ def test_memory_stays_flat_over_frames_of_many_sizes(clouds):
     assert torch.cuda.memory_reserved() == before
 
 
-def test_the_host_spends_less_on_a_replay_than_on_kernel_by_kernel(pair, clouds, record_property):
-    """On a cloud so small that the GPU waits for the host; a large one hides what the host does.
-
-    The least of many is compared: other tests may keep the processor busy.
-    """
-    least = {}
-    for name, pipeline in zip(("graph", "eager"), pair):
-        walls = []
-        for _ in range(60):
-            begin = time.perf_counter()
-            pipeline.process(clouds[3])
-            walls.append((time.perf_counter() - begin) * 1e3)
-        least[name] = min(walls)
-    record_property("wall ms", least)
-    assert least["graph"] < least["eager"], least
+def test_a_replay_asks_the_driver_for_four_graphs_in_place_of_every_kernel(pair, clouds):
+    replayed, eager = (work_enqueued(lambda p=p: p.process(clouds[2])) for p in pair)
+    assert graph_launches(replayed) == 4 and graph_launches(eager) == 0, (replayed, eager)
+    assert 3 * replayed.total() < eager.total(), (replayed, eager)
