@@ -11,7 +11,7 @@ import torch
 
 from driveRT_ros.core.camera_config import CameraConfig
 from driveRT_ros.core.camera_images import check_frame
-from driveRT_ros.core.camera_rig import Calibration, Rig, rig_key
+from driveRT_ros.core.camera_rig import Calibration, Rig, Sight, rig_key
 from driveRT_ros.core.camera_stages import CameraStages
 from driveRT_ros.core.errors import ConfigError, InvalidFrame
 from driveRT_ros.core.frame import BevGrid, CameraFrame, Detections, FrameReport
@@ -81,6 +81,7 @@ class CameraPipeline:
         self._decoder = CenterDecoder(config, Ops.for_device("cpu").rotated_nms)
         self._known: dict[str, Calibration] = {}
         self._rig: Rig | None = None
+        self._sight: tuple[Rig, bytes, Sight] | None = None
         self.map_builds = 0
         """Times that the scatter map was built, for a first calibration or a changed one."""
 
@@ -142,6 +143,7 @@ class CameraPipeline:
         # Where every frustum point lies; kept until a calibration changes.
         rig, changed = self._rig_of(present)
         self._stages.use(rig.scatter_map)
+        sight = self._sight_of(rig, has_image)
         clock.lap("maps")
 
         # Depth and features of every pixel, their products in every cell, what that shows.
@@ -149,8 +151,8 @@ class CameraPipeline:
             self._stages.run(clock.lap)
 
         # Probabilities as layers, boxes without overlaps.
-        bev, bad_cells = self._layers(rig, has_image)
-        found, dropped = self._boxes(rig, has_image)
+        bev, bad_cells = self._layers(sight, has_image)
+        found, dropped = self._boxes(sight, has_image)
         dropped = {"non_finite_cells": bad_cells, **dropped}
         clock.lap("postprocess")
 
@@ -209,28 +211,34 @@ class CameraPipeline:
         changed = self._rig is not None and any(
             old and old != new for old, new in zip(self._rig.key, key)
         )
-        self._rig = Rig.build(calibrations, self.config.model, self.device)
+        self._rig = Rig.build(calibrations, self.config.model, self.device, self._rig)
         self.map_builds += 1
         return self._rig, changed
 
-    def _layers(self, rig: Rig, has_image: npt.NDArray[np.bool_]) -> tuple[BevGrid, int]:
+    def _sight_of(self, rig: Rig, has_image: npt.NDArray[np.bool_]) -> Sight:
+        """Return what these cameras see; kept until others are there."""
+        key = (rig, has_image.tobytes())
+        if self._sight is None or self._sight[:2] != key:
+            self._sight = (*key, rig.sight(has_image))
+        return self._sight[2]
+
+    def _layers(self, sight: Sight, has_image: npt.NDArray[np.bool_]) -> tuple[BevGrid, int]:
         """Return every output as a layer, and how many values the network failed to give."""
         grid, network = self.config.model.grid, self.config.model.network
-        seen = rig.sees[has_image].sum(axis=0)
         names = [*network.segmentation, *(f"heat_{name}" for name in network.class_names)]
         if not has_image.any():
-            values, bad = np.full((len(names), *seen.shape), np.nan, np.float32), 0
+            values, bad = np.full((len(names), *sight.counts.shape), np.nan, np.float32), 0
         else:
-            values = self._stages.layers()
-            bad = int(np.isnan(values).sum())
-            values[:, seen == 0] = np.nan
-        layers = {name: np.ascontiguousarray(layer) for name, layer in zip(names, values)}
-        layers[CAMERAS_LAYER] = seen.astype(np.float32)
+            made = self._stages.layers()
+            bad = int(np.count_nonzero(np.isnan(made)))
+            values = made + sight.unknown
+        layers = dict(zip(names, values))
+        layers[CAMERAS_LAYER] = sight.counts.copy()
         origin_xy = (grid.x_range_m[0], grid.y_range_m[0])
         return BevGrid(layers, grid.resolution_m, origin_xy), bad
 
     def _boxes(
-        self, rig: Rig, has_image: npt.NDArray[np.bool_]
+        self, sight: Sight, has_image: npt.NDArray[np.bool_]
     ) -> tuple[Proposals, Mapping[str, int]]:
         """Return boxes on the CPU, and counts of what was left out by reason."""
         if not has_image.any() or not self._stages.heads:
@@ -239,18 +247,10 @@ class CameraPipeline:
         proposals, dropped = self._decoder.propose(self._stages.heads)
         found = self._decoder.suppress(proposals)
         boxes, scores, labels = found.boxes, found.scores, found.labels
-        blind = self._lost_cells(rig, has_image)[self._cells_of(boxes)]
+        blind = sight.lost[self._cells_of(boxes)]  # the network guesses there
         kept = ~torch.from_numpy(blind)
         dropped["boxes_of_missing_cameras"] = int(blind.sum())
         return Proposals(boxes[kept], scores[kept], labels[kept]), dropped
-
-    def _lost_cells(self, rig: Rig, has_image: npt.NDArray[np.bool_]) -> npt.NDArray[np.bool_]:
-        """Tell which cells only missing cameras see: the network guesses there.
-
-        Where a camera's calibration is not known yet, every cell that no other sees may be its.
-        """
-        unseen: npt.NDArray[np.bool_] = rig.sees[has_image].sum(axis=0) == 0
-        return unseen & rig.sees.any(axis=0) if rig.known.all() else unseen
 
     def _cells_of(self, boxes: torch.Tensor) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]:
         """Return row and column of each centre, the nearest ones for centres beside the grid."""

@@ -56,6 +56,22 @@ class Calibration:
 
 
 @dataclass(frozen=True, eq=False)
+class Sight:
+    """What the cameras see that are there.
+
+    Args:
+        counts: (Y, X) float32, how many of them see a cell.
+        unknown: (Y, X) float32, NaN where none does and else 0: what the network guesses there is
+            hidden by adding it.
+        lost: (Y, X) bool, cells that only missing cameras see.
+    """
+
+    counts: npt.NDArray[np.float32]
+    unknown: npt.NDArray[np.float32]
+    lost: npt.NDArray[np.bool_]
+
+
+@dataclass(frozen=True, eq=False)
 class Rig:
     """The geometry of all cameras.
 
@@ -76,6 +92,7 @@ class Rig:
         calibrations: Sequence[Calibration | None],
         model: CameraModelConfig,
         device: torch.device,
+        before: Rig | None = None,
     ) -> Rig:
         """Build the scatter map and the field of view of every camera.
 
@@ -83,6 +100,8 @@ class Rig:
             calibrations: One entry a camera, None where it is not known yet.
             model: Depths, grid and image size.
             device: Where the scatter map is needed.
+            before: A rig of the same cameras and model: cameras that stayed as they were look
+                where they did.
         """
         placed = [c or _unknown(model) for c in calibrations]
         scatter_map = build_scatter_map(
@@ -92,9 +111,29 @@ class Rig:
             device=device,
             rounding=model.grid.rounding,
         )
-        known = np.array([c is not None for c in calibrations])
-        sees = np.stack([cells_in_sight(c, model) for c in placed])
-        return Rig(rig_key(calibrations), scatter_map, known, sees & known[:, None, None])
+        key = rig_key(calibrations)
+        _, *cells = model.grid.shape_zyx
+        sees = np.zeros((len(key), *cells), np.bool_)
+        for i, calibration in enumerate(calibrations):
+            if before is not None and before.key[i] == key[i]:
+                sees[i] = before.sees[i]
+            elif calibration is not None:
+                sees[i] = cells_in_sight(calibration, model)
+        return Rig(key, scatter_map, np.array([c is not None for c in calibrations]), sees)
+
+    def sight(self, has_image: npt.NDArray[np.bool_]) -> Sight:
+        """Return what the cameras see that are there.
+
+        Where a camera's calibration is not known yet, every cell that no other sees may be its.
+
+        Args:
+            has_image: (N,), which are there.
+        """
+        counts = self.sees[has_image].sum(axis=0)
+        unseen = counts == 0
+        unknown = np.where(unseen, np.float32(np.nan), np.float32(0))
+        lost = unseen & self.sees.any(axis=0) if self.known.all() else unseen
+        return Sight(counts.astype(np.float32), unknown, lost)
 
 
 def rig_key(calibrations: Sequence[Calibration | None]) -> tuple[bytes, ...]:

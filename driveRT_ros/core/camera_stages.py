@@ -143,9 +143,12 @@ class CameraStages:
         self._copy.enqueue()
 
     def layers(self) -> npt.NDArray[np.float32]:
-        """Wait for the frame; return (outputs, Y, X) probabilities: layers, then classes."""
+        """Wait for the frame; return (outputs, Y, X) probabilities: layers, then classes.
+
+        The next frame writes them anew.
+        """
         self._copy.wait()
-        values: npt.NDArray[np.float32] = self._layers.numpy().copy()
+        values: npt.NDArray[np.float32] = self._layers.numpy()
         return values
 
     def _fresh(self, stage: str) -> StageGraphs:

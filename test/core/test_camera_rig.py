@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 import torch
 
+from driveRT_ros.core import camera_rig
 from driveRT_ros.core.bev_pool import bev_pool, build_scatter_map
 from driveRT_ros.core.camera_config import CameraConfig, CameraModelConfig, bevdet_r50
 from driveRT_ros.core.camera_images import ImageFit
@@ -99,6 +100,41 @@ def test_an_unknown_camera_adds_no_point_and_sees_nothing():
     assert not pooled.any()
     assert not rig.sees[2].any()
     assert rig.known.tolist() == [True, True, False, True, True, True]
+
+
+def test_only_cameras_that_changed_are_looked_through_again(monkeypatch):
+    looked = []
+
+    def counting(camera, model):
+        looked.append(camera)
+        return cells_in_sight(camera, model)
+
+    monkeypatch.setattr(camera_rig, "cells_in_sight", counting)
+    rig = Rig.build([*calibrations()[:5], None], MODEL, CPU)
+    raised = frame(NAMES[1])
+    raised.T_ego_camera[:2, 3] += 3.0
+    changed = [*calibrations()[:1], Calibration.of(raised, MODEL), *calibrations()[2:]]
+    looked.clear()
+    found = Rig.build(changed, MODEL, CPU, rig)
+    assert looked == [changed[1], changed[5]]
+    whole = Rig.build(changed, MODEL, CPU)
+    np.testing.assert_array_equal(found.sees, whole.sees)
+    assert (found.sees[1] != rig.sees[1]).any() and found.key == whole.key
+
+
+def test_cells_without_a_camera_are_hidden_and_those_of_missing_cameras_are_lost():
+    rig = Rig.build(calibrations(), MODEL, CPU)
+    here = np.array([True, False, True, True, True, True])
+    sight = rig.sight(here)
+    counts = rig.sees[here].sum(axis=0)
+    np.testing.assert_array_equal(sight.counts, counts)
+    np.testing.assert_array_equal(np.isnan(sight.unknown), counts == 0)
+    assert set(np.unique(sight.unknown[counts > 0])) == {0.0}
+    np.testing.assert_array_equal(sight.lost, (counts == 0) & rig.sees[1])
+    assert 0 < sight.lost.sum() < (counts == 0).sum()
+    # The cells of a camera that was never there are not known: every unseen one may be its.
+    rig = Rig.build([calibrations()[0], None, *calibrations()[2:]], MODEL, CPU)
+    np.testing.assert_array_equal(rig.sight(here).lost, counts == 0)
 
 
 def test_the_key_tells_every_change_of_calibration_and_nothing_else():
