@@ -137,6 +137,7 @@ class LidarHandler:
             found = self._process(joined.points, wanted)
         except Exception:  # whatever it is, the next cloud must not depend on it
             self._input.recall()
+            self._input.settle(joined)  # as on the host, what ails the cloud itself comes first
             raise
         process_ms = watch.lap_ms()
         cloud, points = self._input.settle(joined)

@@ -14,6 +14,7 @@ from driveRT_ros.core.errors import InvalidFrame
 from driveRT_ros.core.gpu.sweeps import DeviceSweepBuffer
 from driveRT_ros.core.pipeline import LidarPipeline
 from driveRT_ros.core.raw_cloud import RawCloud
+from driveRT_ros.io.raw_pointcloud import read_raw
 from driveRT_ros.nodes import cloud_input
 from driveRT_ros.nodes.handler import FINGERPRINT, OUTPUTS, LidarHandler, PosedCloud
 from test.support.clouds import make_cloud
@@ -208,3 +209,16 @@ def test_what_ails_a_cloud_that_was_sent_ahead_is_told_in_its_own_turn(
         other.handle(items[0], ())
     compare(plain, other, items.pop(0))
     compare(plain, other, items.pop(0))
+
+
+def test_a_cloud_whose_frame_failed_before_its_values_were_known_spoils_no_later_one(
+    pipeline: LidarPipeline, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A lost GPU does not tell them any more, and the host has to join what came before."""
+    plain, other = handlers(pipeline)
+    compare(plain, other, PosedCloud(message(0), pose(0)))
+    sweeps = other._input._sweeps
+    assert isinstance(sweeps, DeviceSweepBuffer)
+    sweeps.push_raw(read_raw(message(1, far=True), CONFIG.input), pose(1))
+    sweeps._left_alone = True
+    compare(plain, other, PosedCloud(message(2), pose(2)))

@@ -7,11 +7,13 @@ import functools
 from collections.abc import Callable, Iterator
 from typing import Any
 
+import numpy as np
 import torch
 
 from driveRT_ros.core.config import DensificationConfig
 from driveRT_ros.core.cuda import Kernel
 from driveRT_ros.core.device_faults import device_fault, keep
+from driveRT_ros.core.errors import InvalidFrame
 from driveRT_ros.core.frame import PointBatch
 from driveRT_ros.core.gpu.unpack_points import (
     MOST_POINTS,
@@ -150,7 +152,10 @@ class DeviceSweepBuffer(SweepBuffer):
         cloud = unpacker.run(raw, past, kept, self._config.ego_radius_m)
 
         def columns() -> Floats:
-            batch = raw.decode()
+            try:
+                batch = raw.decode()
+            except InvalidFrame:  # its frame failed before anybody asked for its values
+                return np.empty((NUM_FEATURES, 0), np.float32)
             rows = plain_rows(len(batch))
             fill_rows(rows, batch)
             return self._columns(rows)
