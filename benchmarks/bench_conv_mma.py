@@ -34,13 +34,7 @@ from driveRT_ros.core.gpu.frame_maps import DomainBuffers, FrameMaps
 from driveRT_ros.core.gpu.replay import captured, replay_times
 from driveRT_ros.core.kernel_args import struct_value
 from driveRT_ros.core.plan import default_plan
-from driveRT_ros.core.sparse_conv_mma import (
-    PARAMETERS,
-    SHARES,
-    MmaTactic,
-    pack_weight,
-    round_tf32,
-)
+from driveRT_ros.core.sparse_conv_mma import PARAMETERS, MmaTactic, pack_weight, round_tf32
 
 LAUNCHES, REPLAYS = 10, 20
 TOLERANCE = {"F16": 1e-3, "TF32": 2e-5, "F16X3": 1e-6, "F64": 3e-7}
@@ -215,16 +209,10 @@ class Run:
         )  # fmt: skip
         self.keep = tables
         tiles = int(tables.n_tiles[0])
-        shared = tactic.shared_sums(layer.c_out)
-        if shared:
-            tiles *= layer.taps
         most = maps.multiprocessors * tactic.min_blocks
         grid = max(1, min(-(-tiles // tactic.tiles_per_block), most))
-        sums = tactic.groups * capacity * layer.c_out if self.partial else grid * shared // 4
+        sums = tactic.groups * capacity * layer.c_out if self.partial else 1
         self.part = torch.empty(sums, device="cuda")
-        self.arrived = torch.zeros(grid, dtype=torch.int32, device="cuda")
-        shares = {"part": self.part, "arrived": self.arrived, "count": grid}
-        more = [struct_value(*SHARES, shares)] if shared else []
         fields: dict[str, Any] = {
             "x": self.x, "weight": self.packed, "bias": None if self.partial else layer.bias,
             "residual": None if self.partial else self.residual,
@@ -238,7 +226,6 @@ class Run:
                 grid,
                 tactic.threads(layer.c_out),
                 struct_value(*PARAMETERS, {**fields, "ticket": t}),
-                *more,
                 dependent=True,
             )
             for t in self.tickets.split(1)

@@ -8,18 +8,12 @@ __device__ __forceinline__ u32 smem_address(const void* p) {
     return static_cast<u32>(__cvta_generic_to_shared(p));
 }
 
-// Copies 16 bytes global -> shared without passing through registers, and past the first-level cache
-// unless CACHED; zero-fills when !valid.
-template <bool CACHED = false>
+// Copies 16 bytes global -> shared without passing through registers; zero-fills when !valid.
 __device__ __forceinline__ void copy16_async(void* shared, const void* global, bool valid) {
 #if __CUDA_ARCH__ >= 800
     int bytes = valid ? 16 : 0;
-    if constexpr (CACHED)
-        asm volatile("cp.async.ca.shared.global [%0], [%1], 16, %2;\n" ::"r"(smem_address(shared)),
-                     "l"(global), "r"(bytes));
-    else
-        asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;\n" ::"r"(smem_address(shared)),
-                     "l"(global), "r"(bytes));
+    asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;\n" ::"r"(smem_address(shared)),
+                 "l"(global), "r"(bytes));
 #else
     *reinterpret_cast<float4*>(shared) =
         valid ? *reinterpret_cast<const float4*>(global) : make_float4(0.f, 0.f, 0.f, 0.f);

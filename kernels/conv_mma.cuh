@@ -1,22 +1,18 @@
 // What the tensor-core convolutions share: parameters, tiles, the ring of stages and the end of a
 // row. A file that includes this first defines kStagedRows, whether input rows travel through the
-// ring beside the weights (sparse_conv_mma.cu, sparse_conv_even.cu) or not (sparse_conv_direct.cu),
-// and kOwnTiles, whether each warp has tiles of its own.
+// ring beside the weights (sparse_conv_mma.cu) or not (sparse_conv_direct.cu), and kOwnTiles, whether
+// each warp has tiles of its own.
 //
 // Specialised by CIN, COUT (16, 32, 64 or 128), TM, KC, WARPS_M, WARPS_N, STAGES, PRECISION, and
 // PARTIAL: 1 writes raw fp32 sums for epilogue.cu, 0 finishes the row. COLUMNS, where it is given, is
 // the number of output channels that a block makes of a tile; others make the rest. FLOAT_ROWS, where
-// it is 1, has F16 write rows of floats; CACHED_ROWS has rows that are staged pass through the
-// first-level cache.
+// it is 1, has F16 write rows of floats.
 #pragma once
 #ifndef COLUMNS
 #define COLUMNS COUT
 #endif
 #ifndef FLOAT_ROWS
 #define FLOAT_ROWS 0
-#endif
-#ifndef CACHED_ROWS
-#define CACHED_ROWS 0
 #endif
 #include "mma.cuh"
 
@@ -97,33 +93,13 @@ __device__ __forceinline__ int part_at(int row, int block, int t) {
 // Slabs of a tile. One without taps takes an empty turn, so that its rows are written too.
 __device__ __forceinline__ int steps_of(const Tile& tile) { return tile.mask ? __popc(tile.mask) * kSlabs : 1; }
 
-// Tiles by ticket, dearest first. One is claimed when the one before it begins; the barrier of the
-// step between makes it known to every thread.
-struct Queue {
-    const Convolution& c;
-    Tile* places;           // kQueue of them, shared
-    int turn = 0;           // tiles taken
-
-    __device__ __forceinline__ Queue(const Convolution& conv, Tile* shared) : c(conv), places(shared) {
-        if (threadIdx.x == 0) places[0] = tile_at(c, blockIdx.x);
-        __syncthreads();
-    }
-    __device__ __forceinline__ void settle() { __syncthreads(); }  // the tile that a load claimed
-    __device__ __forceinline__ Tile take() {
-        const Tile tile = places[turn % kQueue];
-        ++turn;
-        if (tile.index >= 0 && threadIdx.x == 0) places[turn % kQueue] = tile_at(c, gridDim.x + atomicAdd(c.ticket, 1));
-        return tile;
-    }
-    __device__ __forceinline__ int skipped() const { return 0; }  // taps of the tile before those of its mask
-};
-
-// Copies slab after slab, tile after tile, into the ring of stages.
-template <class Tiles>
+// Copies slab after slab, tile after tile, into the ring of stages. A tile is claimed when the one
+// before it begins; the barrier of the step between makes it known to every thread.
 struct Ring {
     const Convolution& c;
     char* smem;
-    Tiles tiles;
+    Tile* queue;
+    int turn = 0;           // tiles begun
     bool closed = false;
     u32 taps = 0;           // of this tile, still to come
     int slab = 0;
@@ -135,11 +111,13 @@ struct Ring {
     static_assert(kThreads % row_copies == 0, "a thread copies the same part of each of its rows");
     int source[copies_a + 1], ahead[copies_a + 1];  // one is unused: an array may not be empty
 
-    __device__ __forceinline__ Ring(const Convolution& conv, char* shared, const Tiles& first) : c(conv), smem(shared), tiles(first) {
+    __device__ __forceinline__ Ring(const Convolution& conv, char* shared, Tile* tiles) : c(conv), smem(shared), queue(tiles) {
+        if (threadIdx.x == 0) queue[0] = tile_at(c, blockIdx.x);
+        __syncthreads();
         for (int s = 0; s < STAGES - 1; ++s) {
             load(s);
             copy_commit();
-            tiles.settle();
+            __syncthreads();  // the tile that this load claimed
         }
     }
 
@@ -162,11 +140,13 @@ struct Ring {
     }
 
     __device__ __forceinline__ void begin_tile() {
-        const Tile tile = tiles.take();
+        const Tile tile = queue[turn % kQueue];
+        ++turn;
         closed = tile.index < 0;
         if (closed) return;
+        if (threadIdx.x == 0) queue[turn % kQueue] = tile_at(c, gridDim.x + atomicAdd(c.ticket, 1));
         taps = tile.mask;
-        table = (static_cast<u32>(tile.index / kParts) * c.group_taps + tiles.skipped()) * TM;
+        table = static_cast<u32>(tile.index / kParts) * c.group_taps * TM;
         column = tile.index % kParts * kBlockColumns;
         if (taps) look_up();
     }
@@ -189,7 +169,7 @@ struct Ring {
         for (int i = 0; i < copies_a; ++i) {
             const bool present = source[i] >= 0;
             const long long from = static_cast<long long>(present ? source[i] : 0) * (CIN * kElement);
-            copy16_async<CACHED_ROWS>(a + place(row + i * copied_rows, chunk), x + from, present);
+            copy16_async(a + place(row + i * copied_rows, chunk), x + from, present);
         }
         const char* w = static_cast<const char*>(c.weight) + weight + slab * (kBlocks * kBlockWeights) + column;
 #pragma unroll
@@ -216,24 +196,6 @@ __device__ __forceinline__ Weights load_weights(const char* from) {
 #pragma unroll
     for (int p = 0; p < kProducts; ++p) v[p] = *reinterpret_cast<const uint4*>(from + p * 512);
     return weights_from<PRECISION>(v[0], v[1]);
-}
-
-// sum += w[KC][channels of the warp] * x[rows of the warp][KC], both in a stage of the ring
-__device__ __forceinline__ void multiply(Sum (&sum)[kR][kC][4], const char* x, const char* w, int row0, float scale) {
-    const int g = threadIdx.x >> 2 & 7, t = threadIdx.x & 3;
-    w += (threadIdx.x >> 5) % WARPS_N * (kC * kOperand);
-#pragma unroll
-    for (int block = 0; block < kBlocks; ++block, w += kBlockColumns) {
-        Rows rows[kR];
-#pragma unroll
-        for (int r = 0; r < kR; ++r) rows[r] = rows_from<PRECISION>(load_part(x + part_at(row0 + g + r * 8, block, t)), scale);
-#pragma unroll
-        for (int c = 0; c < kC; ++c) {
-            const Weights weights = load_weights(w + c * kOperand);
-#pragma unroll
-            for (int r = 0; r < kR; ++r) multiply_block<PRECISION, kProducts>(sum[r][c], weights, rows[r]);
-        }
-    }
 }
 
 // ---- the channels of a row that a lane holds ----------------------------------------------------

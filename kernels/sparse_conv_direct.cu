@@ -117,7 +117,7 @@ __device__ __forceinline__ void convolve(const Convolution& c, char* smem) {
 __device__ __forceinline__ void convolve(const Convolution& c, char* smem) {
     __shared__ Tile queue[kQueue];
     const int warp = threadIdx.x >> 5, row0 = warp / WARPS_N * (kR * 8);
-    Ring<Queue> ring(c, smem, Queue(c, queue));
+    Ring ring(c, smem, queue);
     for (int turn = 0;; ++turn) {
         const Tile tile = queue[turn % kQueue];
         if (tile.index < 0) return;

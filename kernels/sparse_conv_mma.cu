@@ -22,12 +22,30 @@
 constexpr bool kStagedRows = true, kOwnTiles = false;
 #include "conv_mma.cuh"
 
+// sum += w[KC][channels of the warp] * x[rows of the warp][KC]
+__device__ __forceinline__ void multiply(Sum (&sum)[kR][kC][4], const char* x, const char* w, int row0, float scale) {
+    const int g = threadIdx.x >> 2 & 7, t = threadIdx.x & 3;
+    w += (threadIdx.x >> 5) % WARPS_N * (kC * kOperand);
+#pragma unroll
+    for (int block = 0; block < kBlocks; ++block, w += kBlockColumns) {
+        Rows rows[kR];
+#pragma unroll
+        for (int r = 0; r < kR; ++r) rows[r] = rows_from<PRECISION>(load_part(x + part_at(row0 + g + r * 8, block, t)), scale);
+#pragma unroll
+        for (int c = 0; c < kC; ++c) {
+            const Weights weights = load_weights(w + c * kOperand);
+#pragma unroll
+            for (int r = 0; r < kR; ++r) multiply_block<PRECISION, kProducts>(sum[r][c], weights, rows[r]);
+        }
+    }
+}
+
 extern "C" __global__ void __launch_bounds__(kThreads, MIN_BLOCKS) sparse_conv_mma(const __grid_constant__ Convolution c) {
     begin_dependent();
     SHARED_DYNAMIC(float4, shared);
     __shared__ Tile queue[kQueue];
     const int row0 = (threadIdx.x >> 5) / WARPS_N * (kR * 8);
-    Ring<Queue> ring(c, reinterpret_cast<char*>(shared), Queue(c, queue));
+    Ring ring(c, reinterpret_cast<char*>(shared), queue);
     for (int turn = 0;; ++turn) {
         const Tile tile = queue[turn % kQueue];
         if (tile.index < 0) return;

@@ -7,7 +7,6 @@ layer, precision and chip always give the same list.
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Iterator
 
 from driveRT_ros.core.plan import ARITHMETIC, check_precision
@@ -69,21 +68,6 @@ SHARED_F64: dict[int, list[tuple[int, Shape]]] = {
     128: [
         (2, (64, 2, 2, 2, 4, 4)), (2, (64, 4, 2, 2, 3, 3)), (2, (64, 8, 2, 2, 2, 3)),
         (2, (32, 4, 1, 2, 3, 6)), (4, (64, 4, 4, 1, 3, 4)),
-    ],
-}  # fmt: skip
-# Even shares of all taps. Tiles of 128 rows halve the weights that are read from L2; blocks of a
-# multiprocessor divide what is left, so fewer of them leave fewer sums to each other.
-EVEN: dict[int, list[Shape]] = {
-    16: [(128, 1, 4, 1, 4, 6), (64, 1, 2, 1, 4, 8), (128, 1, 4, 1, 6, 4)],
-    32: [(128, 2, 4, 1, 4, 4), (64, 2, 2, 1, 4, 6), (128, 2, 4, 1, 6, 3)],
-    64: [
-        (128, 4, 4, 1, 3, 3), (128, 4, 4, 2, 3, 2), (64, 4, 2, 2, 3, 4), (128, 2, 4, 1, 4, 3),
-        (64, 4, 2, 1, 3, 4), (64, 4, 2, 2, 4, 2),
-    ],
-    128: [
-        (128, 4, 4, 2, 3, 2), (128, 2, 4, 2, 4, 2), (128, 2, 2, 2, 4, 2), (128, 4, 4, 2, 6, 1),
-        (64, 4, 2, 2, 3, 3), (64, 2, 2, 2, 4, 3), (64, 4, 2, 2, 4, 2), (64, 4, 2, 2, 6, 1),
-        (32, 4, 1, 4, 4, 2),
     ],
 }  # fmt: skip
 DIRECT: dict[int, list[Shape]] = {
@@ -169,10 +153,6 @@ def tensor_core_variants(c_in: int, c_out: int, taps: int, arithmetic: str) -> I
     if taps == 27:
         for shape in STAGED[width]:
             yield made(shape, 1, "staged")
-    for shape in EVEN[width]:
-        yield made(shape, 1, "even")
-    for shape in EVEN[width][:2]:
-        yield dataclasses.replace(made(shape, 1, "even"), cached=True)
     for shape in DIRECT.get(width, []):
         yield made(shape, 1, "direct")
     for shape in RESIDENT.get((c_in, c_out), []):

@@ -1,8 +1,7 @@
 """Tactics of the tensor-core convolution and the packing of its weights.
 
-The kernels are ``kernels/sparse_conv_mma.cu``, ``kernels/sparse_conv_direct.cu`` and
-``kernels/sparse_conv_even.cu``; ``kernels/mma.cuh`` says why the weights lie as they do. Nothing
-here launches anything.
+The kernels are ``kernels/sparse_conv_mma.cu`` and ``kernels/sparse_conv_direct.cu``;
+``kernels/mma.cuh`` says why the weights lie as they do. Nothing here launches anything.
 """
 
 from __future__ import annotations
@@ -20,11 +19,9 @@ PRECISIONS = ("F16", "TF32", "F16X3", "F64")
 WIDTHS = (16, 32, 64, 128)
 FULL_RATE_F64 = ((8, 0), (9, 0), (10, 0))
 """Chips whose float64 matrix unit is worth using; others have a token one, or none (7.5)."""
-FLOWS = ("staged", "direct", "resident", "even")
+FLOWS = ("staged", "direct", "resident")
 PARAMETERS = ("conv_mma.cuh", "Convolution")
-"""Where the struct that all of them take is declared."""
-SHARES = ("sparse_conv_even.cu", "Shares")
-"""Where the struct is declared that only even shares take."""
+"""Where the struct that both kernels take is declared."""
 
 
 @dataclass(frozen=True)
@@ -44,14 +41,10 @@ class MmaTactic:
         flow: ``staged``: rows and weights pass through shared memory, for tiles sorted by taps.
             ``direct``: rows go from the cache to registers, for tiles in spatial order.
             ``resident``: as direct, with the weights of all taps kept in shared memory and
-            ``tile_rows`` the tile of a single warp. ``even``: as staged, with all taps in one group
-            and the same number of them for every block, which leave sums to each other where a tile
-            has several; their bits depend on the number of multiprocessors too.
+            ``tile_rows`` the tile of a single warp.
         parts: Blocks that share the output channels of a tile; with more than one, ``warps_n``
             warps share those of a part. For layers of few rows, whose tiles leave
             multiprocessors idle; ``staged`` alone.
-        cached: Whether rows on their way to shared memory pass through the first-level cache, for
-            tiles that ask for a row again soon; ``direct`` and ``resident`` rows always do.
     """
 
     groups: int
@@ -64,7 +57,6 @@ class MmaTactic:
     precision: str
     flow: str = "staged"
     parts: int = 1
-    cached: bool = False
 
     @property
     def kind(self) -> str:
@@ -89,14 +81,12 @@ class MmaTactic:
     @property
     def kernel(self) -> str:
         """Name of the kernel and of its source file."""
-        return {"staged": "sparse_conv_mma", "even": "sparse_conv_even"}.get(
-            self.flow, "sparse_conv_direct"
-        )
+        return "sparse_conv_mma" if self.stages_rows else "sparse_conv_direct"
 
     @property
     def stages_rows(self) -> bool:
         """Whether input rows pass through shared memory beside the weights."""
-        return self.flow in ("staged", "even")
+        return self.flow == "staged"
 
     @property
     def element_bytes(self) -> int:
@@ -119,11 +109,6 @@ class MmaTactic:
             * self.element_bytes
         )
 
-    def shared_sums(self, c_out: int) -> int:
-        """Return the bytes in which a block leaves sums to others: of two tiles."""
-        width = 8 if self.precision == "F64" else 4
-        return 2 * self.tile_rows * c_out * width if self.flow == "even" else 0
-
     def defines(self, c_in: int, c_out: int, taps: int) -> dict[str, object]:
         """Compile-time constants of the kernel."""
         constants: dict[str, object] = {
@@ -140,8 +125,6 @@ class MmaTactic:
         }
         if self.parts > 1:
             constants["COLUMNS"] = c_out // self.parts
-        if self.cached:
-            constants["CACHED_ROWS"] = 1
         if not self.stages_rows:
             constants |= {"RESIDENT": int(self.flow == "resident"), "TAPS": taps}
         return constants
@@ -165,9 +148,7 @@ class MmaTactic:
         copies = self.tile_rows * row_bytes if self.stages_rows else 0
         rules = {
             "flow": self.flow in FLOWS,
-            "groups": taps % self.groups == 0
-            and taps <= 32
-            and (self.groups == 1 or self.flow != "even"),
+            "groups": taps % self.groups == 0 and taps <= 32,
             "slab": c_in % self.slab == 0
             and row_bytes % fragment_bytes == 0
             and (not resident or self.slab == c_in),
@@ -176,7 +157,6 @@ class MmaTactic:
             and c_out % (8 * run * self.warps_n * max(self.parts, 1)) == 0
             and (not resident or self.warps_n == 1),
             "parts": self.parts == 1 or (self.parts > 1 and self.flow == "staged"),
-            "cached": self.stages_rows or not self.cached,
             "stages": 2 <= self.stages <= 6,
             "threads": 0 < threads <= 1024 and copies % (16 * max(threads, 1)) == 0,
             "shared memory": self.shared_bytes(c_in, c_out, taps) <= shared_limit(capability) - 256,

@@ -73,10 +73,6 @@ class ConvTactic(Protocol):
         """Dynamic shared memory of a block."""
         ...
 
-    def shared_sums(self, c_out: int) -> int:
-        """Return the bytes in which a block leaves sums to others, 0 where none share a tile."""
-        ...
-
     def defines(self, c_in: int, c_out: int, taps: int) -> dict[str, object]:
         """Compile-time constants of the kernel."""
         ...
@@ -145,10 +141,6 @@ class Tactic:
     def shared_bytes(self, c_in: int, c_out: int, taps: int) -> int:
         """See :class:`ConvTactic`."""
         return 4 * self.stages * (self.tile_rows * (self.slab + 4) + self.slab * c_out)
-
-    def shared_sums(self, c_out: int) -> int:
-        """See :class:`ConvTactic`."""
-        return 0
 
     def defines(self, c_in: int, c_out: int, taps: int) -> dict[str, object]:
         """See :class:`ConvTactic`."""

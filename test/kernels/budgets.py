@@ -60,14 +60,6 @@ def tensor_core():
             yield tactic.kernel, tactic.defines(width, width, 27), ARCHITECTURES
 
 
-def even_shares():
-    """Return convolutions that only a search finds, with even shares of the work: the widest."""
-    f16 = MmaTactic(1, 128, 32, 4, 2, 4, 2, "F16", "even", cached=True)
-    f64 = MmaTactic(1, 64, 16, 2, 2, 3, 2, "F64", "even")
-    yield f16.kernel, f16.defines(128, 128, 27), ARCHITECTURES
-    yield f64.kernel, f64.defines(128, 128, 27), ("sm_90",)
-
-
 def few_rows():
     """Return convolutions that only a search finds, for layers of few rows: extremes."""
     for shape, parts in (
@@ -142,7 +134,6 @@ def configurations():
     yield from pooling()
     yield from planned()
     yield from tensor_core()
-    yield from even_shares()
     yield from few_rows()
 
 

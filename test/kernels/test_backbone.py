@@ -94,8 +94,6 @@ def variants(arithmetic: str) -> dict[str, tuple]:
         "resident": (1, 16, slab, 4, 1, 2, 1, arithmetic, "resident"),
         "nine groups": (9, 32, slab, 1, 1, 2, 1, arithmetic, "staged"),
     }
-    if arithmetic == "F16":
-        shapes["even"] = (1, 32, slab, 2, 1, 2, 1, arithmetic, "even")
     return {name: (MmaTactic(*shape), 1) for name, shape in shapes.items()}
 
 

@@ -39,7 +39,7 @@ ENGINE = {
     "voxelize": ["list_points", "mean_features"],
     "coordmap": ["mask_rows", "order_rows", "sort_rows", "fill_tiles", "rank_tiles"],
     **{stem: [stem] for stem in ("input_conv", "bev_merge", "sparse_conv")},
-    **{stem: [stem] for stem in ("sparse_conv_mma", "sparse_conv_direct", "sparse_conv_even")},
+    **{stem: [stem] for stem in ("sparse_conv_mma", "sparse_conv_direct")},
     "epilogue": ["finish_groups"],
     **{stem: ["run_branches"] for stem in ("heads", "heads_mma")},
     "select": ["mark_cells", "collect_candidates", "choose_candidates"],

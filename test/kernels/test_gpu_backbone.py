@@ -79,9 +79,7 @@ def narrow_plans(precision: str) -> dict[str, Plan]:
     tactics = dict(base.tactics)
     arithmetic = {"fp32": "F64", "fp32x3": "F16X3", "tf32": "TF32", "fp16": "F16"}[precision]
     made = {}
-    for flow, rows, warps in (
-        ("staged", 64, 2), ("direct", 64, 2), ("resident", 16, 8), ("even", 128, 4)
-    ):  # fmt: skip
+    for flow, rows, warps in (("staged", 64, 2), ("direct", 64, 2), ("resident", 16, 8)):
         shape = (1, rows, 16, warps, 1, 2, 2, arithmetic, flow)
         made[flow] = {name: MmaTactic(*shape) for name in NARROW[: 1 if flow == "resident" else 2]}
     if precision == "fp32":

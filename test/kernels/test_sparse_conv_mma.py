@@ -49,25 +49,6 @@ def test_rows_straight_from_memory_agree_with_float64(precision, c_in, c_out):
     Layer(choice, c_in, c_out, 45, density=0.15).check()
 
 
-@pytest.mark.parametrize(
-    "precision, c_in, c_out",
-    [("F16", 32, 32), ("F16", 64, 128), ("F16X3", 32, 32), ("F64", 32, 32)],
-)
-@pytest.mark.parametrize("shares", [1, 2, 7, 40, 1000])
-def test_even_shares_agree_with_float64(precision, c_in, c_out, shares):
-    """From whole tiles to one tap a block, and fewer taps than there are blocks to take them."""
-    choice = tactic(precision, "even", warps=(1, c_out // 32))
-    Layer(choice, c_in, c_out, 75, density=0.15).check(shares=shares, grid=min(shares, 40))
-
-
-def test_rows_through_the_first_level_cache_have_the_same_bits():
-    """The CPU has no such cache: this checks that the constant is set and changes nothing else."""
-    choice = tactic("F16", "even")
-    cached = dataclasses.replace(choice, cached=True)
-    assert cached.defines(32, 32, 27).items() - choice.defines(32, 32, 27).items()
-    assert Layer(cached, 32, 32, 75).run().tobytes() == Layer(choice, 32, 32, 75).run().tobytes()
-
-
 @pytest.mark.parametrize("flow", ["staged", "direct"])
 @pytest.mark.parametrize("stages", [2, 6])
 def test_every_depth_of_the_ring_agrees(flow, stages):
@@ -129,7 +110,7 @@ def test_groups_of_taps_write_their_own_sums(flow, precision, groups):
 
 @pytest.mark.parametrize(
     "precision, flow",
-    [(p, "staged") for p in ("F16", "F64")] + [("F16", f) for f in ("direct", "resident", "even")],
+    [(p, "staged") for p in ("F16", "F64")] + [("F16", f) for f in ("direct", "resident")],
 )
 @pytest.mark.parametrize("rows", [0, 1, 31, 32, 33, 64])
 def test_any_number_of_rows_fills_tiles_in_part_or_in_full(precision, flow, rows):
@@ -145,7 +126,7 @@ def test_every_part_of_the_epilogue_and_any_grid_agrees(options):
         Layer(tactic(precision), 32, 32, 70).check(**options)
 
 
-@pytest.mark.parametrize("flow", ["staged", "direct", "resident", "even"])
+@pytest.mark.parametrize("flow", ["staged", "direct", "resident"])
 def test_rows_without_any_tap_get_bias_and_residual(flow):
     Layer(tactic("F16", flow), 32, 32, 40, density=0).check()
 
@@ -154,7 +135,7 @@ def test_thirty_two_taps_fit_the_mask():
     Layer(tactic("F16"), 32, 16, 40, taps=32).check()
 
 
-@pytest.mark.parametrize("flow", ["staged", "direct", "resident", "even"])
+@pytest.mark.parametrize("flow", ["staged", "direct", "resident"])
 @pytest.mark.parametrize("precision", ["F16", "F16X3", "F64"])
 def test_results_do_not_depend_on_the_schedule(flow, precision):
     layer = Layer(tactic(precision, flow), 32, 32, 100)

@@ -6,13 +6,7 @@ import numpy as np
 import torch
 
 from driveRT_ros.core.kernel_args import struct_value
-from driveRT_ros.core.sparse_conv_mma import (
-    PARAMETERS,
-    SHARES,
-    MmaTactic,
-    pack_weight,
-    round_tf32,
-)
+from driveRT_ros.core.sparse_conv_mma import PARAMETERS, MmaTactic, pack_weight, round_tf32
 from test.support.cuda_cpu import CpuModule
 from test.support.tile_tables import convolve_groups, random_sources, tile_tables
 
@@ -60,18 +54,7 @@ class Layer:
         out = out + (self.residual.double().numpy() if residual else 0)
         return np.where(out < 0, 0, out) if relu else out
 
-    def run(
-        self,
-        *,
-        bias=True,
-        residual=True,
-        relu=True,
-        grid=3,
-        seed=0,
-        rank=True,
-        x_scale=1.0,
-        shares=7,
-    ):
+    def run(self, *, bias=True, residual=True, relu=True, grid=3, seed=0, rank=True, x_scale=1.0):
         """Return rows x channels, or groups x rows x channels; NaN where nothing was written."""
         t, choice = self.tables, self.choice
         packed, scale = pack_weight(self.weight, choice.precision)
@@ -99,25 +82,17 @@ class Layer:
                 "out_scale": 1 / (x_scale * scale),
             },
         )
-        sizes, more = (self.c_in, self.c_out, len(self.weight)), ()
-        if choice.flow == "even":
-            size = shares * choice.shared_sums(self.c_out) // 4
-            part, arrived = torch.full((size,), NAN), torch.zeros(shares, dtype=torch.int32)
-            fields = {"part": part, "arrived": arrived, "count": shares}
-            more = (struct_value(*SHARES, fields),)
+        sizes = (self.c_in, self.c_out, len(self.weight))
         module = CpuModule(choice.kernel, choice.defines(*sizes))
         module.launch(
             choice.kernel,
             grid,
             choice.threads(sizes[1]),
             arguments,
-            *more,
             shared=choice.shared_bytes(*sizes),
             seed=seed,
             resident=2,
         )
-        if more:
-            assert not arrived.any(), "the next launch finds counters that are not zero"
         return out.float().numpy() if self.partial else out[0].float().numpy()
 
     def chain_in_float32(self):

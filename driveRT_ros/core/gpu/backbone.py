@@ -18,7 +18,6 @@ from driveRT_ros.core.gpu.domains import BEV_DILATED, BEV_UNION
 from driveRT_ros.core.gpu.frame_maps import FrameMaps
 from driveRT_ros.core.kernel_args import struct_value
 from driveRT_ros.core.plan import Plan, default_plan
-from driveRT_ros.core.sparse_conv_mma import SHARES
 from driveRT_ros.core.sparse_types import SparseTensor
 from driveRT_ros.models.graph import LayerSpec, build_graph
 
@@ -188,24 +187,12 @@ class SparseBackbone:
         return self.plan.tactics[layer.map_key].groups > 1
 
     def _partial_sums(self) -> torch.Tensor:
-        """Return room for the sums of groups, or of shared tiles, of the largest layer."""
+        """Return room for the sums of every group of the largest layer."""
         sizes = [1]
-        for layer in self._layers[1:]:
+        for layer in filter(self._is_partial, self._layers[1:]):
             shape = self.maps.domains[layer.map_key].shape
-            if self._is_partial(layer):
-                sizes.append(shape.groups * shape.row_capacity * layer.out_channels)
-            tactic = self.plan.tactics[layer.map_key]
-            shared = self._blocks(layer) * tactic.shared_sums(layer.out_channels)
-            sizes.append(shared // torch.float32.itemsize)
+            sizes.append(shape.groups * shape.row_capacity * layer.out_channels)
         return self.maps.arena.empty(max(sizes), dtype=torch.float32)
-
-    def _blocks(self, layer: LayerSpec) -> int:
-        """Return how many blocks run a layer."""
-        tactic, shape = self.plan.tactics[layer.map_key], self.maps.domains[layer.map_key].shape
-        shared = tactic.shared_sums(layer.out_channels) > 0  # a tile can keep a block a tap busy
-        tiles = shape.tile_capacity * (layer.taps if shared else 1)
-        most = self.maps.multiprocessors * tactic.min_blocks
-        return min(-(-tiles // tactic.tiles_per_block), most)
 
     def _bind_layers(self) -> None:
         features, ticket = self.maps.features, iter(self._tickets.split(1))
@@ -277,12 +264,12 @@ class SparseBackbone:
         if self._half and out.dtype == torch.float32 and not partial:
             defines["FLOAT_ROWS"] = 1
         kernel = self._kernel(tactic.kernel, tactic.kernel, tactic.shared_bytes(*sizes), **defines)
-        blocks, values = self._blocks(layer), [struct_value(*tactic.parameters, fields)]
-        if tactic.shared_sums(layer.out_channels):
-            arrived = self.maps.arena.filled(blocks, value=0)
-            shares = {"part": self._partial, "arrived": arrived, "count": blocks}
-            values.append(struct_value(*SHARES, shares))
-        self._add(layer.map_key, kernel, blocks, tactic.threads(layer.out_channels), *values)
+        blocks = min(
+            -(-domain.shape.tile_capacity // tactic.tiles_per_block),
+            self.maps.multiprocessors * tactic.min_blocks,
+        )
+        value = struct_value(*tactic.parameters, fields)
+        self._add(layer.map_key, kernel, blocks, tactic.threads(layer.out_channels), value)
 
     def _bind_finish(
         self, layer: LayerSpec, residual: torch.Tensor | None, out: torch.Tensor

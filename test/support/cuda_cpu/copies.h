@@ -23,7 +23,6 @@ inline bool is_shared(const void* p, size_t bytes) {
 
 }  // namespace shim
 
-template <bool CACHED = false>
 inline void copy16_async(void* shared, const void* global, bool valid) {
     shim::Fiber& f = *shim::run->current;
     if (!shim::is_shared(shared, 16) || reinterpret_cast<uintptr_t>(shared) % 16)

@@ -1,17 +1,15 @@
-"""Check, then time, even shares of the work beside the default of each domain; then whole frames.
+"""Check, then time, other tactics beside the default of each domain; then whole frames.
 
-    python benchmarks/experiments/even_shares.py [--data DATA] [--frames C,B,A] [--precision fp16]
-                                                 [--all] [--seconds 110] [--plan PLAN.json]
-                                                 [--output RESULTS.json]
+    python benchmarks/experiments/domain_tactics.py [--data DATA] [--frames C,B,A]
+        [--precision fp16] [--domains subm3,subm4] [--all] [--seconds 110] [--plan PLAN.json]
+        [--output RESULTS.json]
 
 One layer with random operands, as a frame runs it: dependent launches, the sum of tap groups
 included. Each candidate is compared with float64 and run twice for equal bytes first, then all take
 turns: ten layers in one graph, median over the rounds. The best of the first frame are put into one
 Plan, and each frame is timed under it and under the default: maps of one group of taps take longer,
-which no layer shows. Orders named ``window`` are not for Plans yet: rows sorted by taps inside
-spatial windows alone, whose tiles ask for fewer different rows. With ``--all`` every candidate of
-the tuner runs, not the even shares and the tiles of 128 rows alone. No layer begins once the
-seconds are over; it keeps its default.
+which no layer shows. With ``--all`` every candidate of the tuner runs, not those in three planes
+alone. No layer begins once the seconds are over; it keeps its default.
 """
 
 from __future__ import annotations
@@ -23,7 +21,6 @@ import os
 import statistics
 import sys
 import time
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -37,10 +34,8 @@ from bench_conv_mma import (  # noqa: E402
     Layer,
     Maps,
     Run,
-    Tables,
     sorted_tables,
     sources_of,
-    spatial_tables,
 )
 from few_rows import compile_all  # noqa: E402
 
@@ -50,7 +45,6 @@ from driveRT_ros.core.candidates import candidates  # noqa: E402
 from driveRT_ros.core.config import LidarConfig  # noqa: E402
 from driveRT_ros.core.errors import DriveRTError  # noqa: E402
 from driveRT_ros.core.gpu.backbone import SparseBackbone  # noqa: E402
-from driveRT_ros.core.gpu.frame_maps import FrameMaps  # noqa: E402
 from driveRT_ros.core.gpu.replay import captured, replay_times  # noqa: E402
 from driveRT_ros.core.plan import Plan, default_plan, domain_layers  # noqa: E402
 from driveRT_ros.core.tactics import ConvTactic  # noqa: E402
@@ -59,7 +53,6 @@ from driveRT_ros.models.graph import build_graph  # noqa: E402
 
 ARITHMETIC = {"fp16": "F16", "tf32": "TF32"}
 ROUNDS, REPLAYS, SHOWN = 5, 10, 6
-WINDOWS = (1024, 512)
 Times = dict[str, dict[ConvTactic, float]]
 
 
@@ -70,17 +63,12 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--data", type=Path, default=data, help="folder of the real frames")
     parser.add_argument("--frames", default="C,B,A", help="by comma; the first chooses the Plan")
     parser.add_argument("--precision", choices=ARITHMETIC, default="fp16")
+    parser.add_argument("--domains", help="by comma; all of them if not given")
     parser.add_argument("--all", action="store_true", help="every candidate of the tuner")
     parser.add_argument("--seconds", type=float, default=110, help="after which no layer begins")
     parser.add_argument("--plan", type=Path, help="file for the Plan of the winners")
     parser.add_argument("--output", type=Path, help="JSON file to write")
     return parser.parse_args()
-
-
-def is_new(tactic: ConvTactic) -> bool:
-    """Tell whether a tactic has even shares, or three planes in tiles of 128 rows."""
-    even = getattr(tactic, "flow", "") == "even"
-    return even or (tactic.tile_rows == 128 and tactic.groups == 3)
 
 
 def choices_of(
@@ -89,35 +77,16 @@ def choices_of(
     """Return the default and the candidates of every domain in the arithmetic of the precision."""
     layers = domain_layers(LidarConfig().model.channels)
     choices = {}
-    for name, layer in layers.items():
+    for name in options.domains.split(",") if options.domains else layers:
+        layer = layers[name]
         others = [
             tactic
             for tactic in candidates(*layer, options.precision, capability)
             if tactic.arithmetic == ARITHMETIC[options.precision]
-            and (options.all or is_new(tactic))
+            and (options.all or tactic.groups == 3)
         ]
         choices[name] = tuple(dict.fromkeys((default.tactics[name], *others)))
     return choices
-
-
-def orders_of(
-    layer: Layer, maps: Maps, tactics: tuple[ConvTactic, ...]
-) -> Iterator[tuple[ConvTactic, FrameMaps, Tables]]:
-    """Yield every tactic over the tables of the engine, then some over spatial windows."""
-    for tactic in tactics:
-        made = maps.get(tactic.groups, tactic.tile_rows)
-        yield tactic, made, sorted_tables(made.domains[layer.name])
-    windows: dict[tuple[int, int], Tables] = {}
-    for tactic in tactics:
-        if not getattr(tactic, "cached", False):
-            continue
-        for rows in WINDOWS:
-            key = (tactic.tile_rows, rows)
-            if key not in windows:
-                windows[key] = spatial_tables(layer.sources, *key)
-            made = maps.get(tactic.groups, tactic.tile_rows)
-            yield tactic, made, windows[key]
-            yield dataclasses.replace(tactic, cached=False), made, windows[key]
 
 
 def bench_layer(
@@ -126,10 +95,10 @@ def bench_layer(
     """Check and time the candidates of one layer; return microseconds of those that are right."""
     expected = layer.expected(arithmetic)
     graphs, records = {}, []
-    for tactic, made, tables in orders_of(layer, maps, tactics):
-        record = {
-            "tactic": describe(tactic), "order": tables.name, "executed": tables.executed,
-        }  # fmt: skip
+    for tactic in tactics:
+        made = maps.get(tactic.groups, tactic.tile_rows)
+        tables = sorted_tables(made.domains[layer.name])
+        record: dict[str, Any] = {"tactic": describe(tactic), "executed": tables.executed}
         records.append(record)
         try:
             run = Run(layer, tactic, tables, made)
@@ -139,17 +108,15 @@ def bench_layer(
             record["fault"] = str(fault)
             continue
         if record["error"] <= TOLERANCE[arithmetic]:
-            graphs[tactic, tables.name] = captured(run)
-            record["key"] = (tactic, tables.name)
-    samples: dict[Any, list[float]] = {key: [] for key in graphs}
+            graphs[tactic] = captured(run)
+    samples: dict[ConvTactic, list[float]] = {tactic: [] for tactic in graphs}
     for _ in range(ROUNDS):
-        for key, graph in graphs.items():
-            samples[key] += replay_times(graph, 1, REPLAYS)
-    times = {key: statistics.median(found) / LAUNCHES for key, found in samples.items()}
-    for record in records:
-        record["us"] = times.get(record.pop("key", None))
-    of_plans = {tactic: us for (tactic, order), us in times.items() if "window" not in order}
-    return of_plans, records
+        for tactic, graph in graphs.items():
+            samples[tactic] += replay_times(graph, 1, REPLAYS)
+    times = {tactic: statistics.median(found) / LAUNCHES for tactic, found in samples.items()}
+    for tactic, record in zip(tactics, records):
+        record["us"] = times.get(tactic)
+    return times, records
 
 
 def show(title: str, records: list[dict[str, Any]], cublas: float) -> None:
@@ -159,8 +126,7 @@ def show(title: str, records: list[dict[str, Any]], cublas: float) -> None:
     for record in sorted(timed, key=lambda r: r["us"])[:SHOWN] + [default] * ("us" in default):
         mark = " <- default" if record is default else ""
         us = record["us"] if record["us"] is not None else float("nan")
-        order = f"{record['order']:10} executed {record['executed']:.2f}"
-        print(f"  {us:7.1f} us  {order}  {record['tactic']}{mark}")
+        print(f"  {us:7.1f} us  executed {record['executed']:.2f}  {record['tactic']}{mark}")
     for record in records:
         if record.get("us") is None:
             why = record.get("fault") or f"error {record['error']:.1e}"
