@@ -45,6 +45,10 @@ struct Diagonals {
     u64 tail_begin, tail_end;     // bytes; the last block of the tail goes on to its end
     u32 head_begin, head_bytes;   // fewer than MOST_WORDS words
     u32 blocks, steps;            // blocks of the tail, the last one included; steps of a span
+    const u32* grid;
+    u32* found;                   // (parts): of head, last block and spans
+    u32* out;                     // (2): head and tail
+    u32 parts;                    // blocks of the launch; 1 where the tail has none
 };
 
 __device__ __forceinline__ uint4 load16(const uint4* from) {
@@ -120,7 +124,7 @@ __device__ __forceinline__ void sum_span(const char* tail, long long first, int 
 }
 
 extern "C" __global__ void __launch_bounds__(THREADS, MIN_BLOCKS)
-    sum_diagonals(const Diagonals m, const u32* grid, u32* found) {
+    sum_diagonals(const Diagonals m) {
     begin_dependent();
     __shared__ u32 shared_tables[SHIFTS * DIGITS * 32];
     __shared__ uint4 shared_own[THREADS + MOST_STEPS], shared_next[THREADS + MOST_STEPS];
@@ -128,22 +132,22 @@ extern "C" __global__ void __launch_bounds__(THREADS, MIN_BLOCKS)
     const bool alone = m.blocks == 1;
     if (blockIdx.x == 0) {
         __syncthreads();
-        const u32 v = message_register(shared_tables, at_byte<u32>(grid, m.head_begin), m.head_bytes);
-        if (threadIdx.x == 0) found[0] = ~v;
+        const u32 v = message_register(shared_tables, at_byte<u32>(m.grid, m.head_begin), m.head_bytes);
+        if (threadIdx.x == 0) m.found[0] = ~v;
         return;
     }
     if (blockIdx.x == 1) {
         __syncthreads();
         const u64 begin = m.tail_begin + static_cast<u64>(m.blocks - 1) * BLOCK_BYTES;
-        const u32 v = message_register(shared_tables, at_byte<u32>(grid, begin), static_cast<u32>(m.tail_end - begin));
+        const u32 v = message_register(shared_tables, at_byte<u32>(m.grid, begin), static_cast<u32>(m.tail_end - begin));
         // Its CRC is ~v; the first of a list meets all ones.
-        if (threadIdx.x == 0) found[1] = shift(shared_tables, 0, alone ? v : ~v);
+        if (threadIdx.x == 0) m.found[1] = shift(shared_tables, 0, alone ? v : ~v);
         return;
     }
     const int span = 4 * m.steps;
-    const u32 behind = (gridDim.x - 1 - blockIdx.x) * span + 1;
+    const u32 behind = (m.parts - 1 - blockIdx.x) * span + 1;
     const long long first = static_cast<long long>(m.blocks) - behind - span;
-    sum_span(at_byte<char>(grid, m.tail_begin), first, m.steps, shared_own, shared_next);
+    sum_span(at_byte<char>(m.grid, m.tail_begin), first, m.steps, shared_own, shared_next);
     __syncthreads();
     const u32* own = reinterpret_cast<const u32*>(shared_own);
     const u32* next = reinterpret_cast<const u32*>(shared_next);
@@ -155,21 +159,21 @@ extern "C" __global__ void __launch_bounds__(THREADS, MIN_BLOCKS)
     });
     if (threadIdx.x >= 32) return;
     v = shift_by(m.powers, behind, __shfl_sync(0xffffffffu, v, 0));
-    if (threadIdx.x == 0) found[blockIdx.x] = v;
+    if (threadIdx.x == 0) m.found[blockIdx.x] = v;
 }
 
-// (head, tail) from what `count` blocks found; of no block of the tail it is 0.
-extern "C" __global__ void __launch_bounds__(THREADS) fold_diagonals(const u32* found, u32* out, const int count) {
+// (head, tail) from what was found; of no block of the tail it is 0.
+extern "C" __global__ void __launch_bounds__(THREADS) fold_diagonals(const Diagonals m) {
     begin_dependent();
     __shared__ u32 shared_parts[THREADS / 32];
     u32 v = 0;
-    for (int i = 1 + threadIdx.x; i < count; i += THREADS) v ^= found[i];
+    for (u32 i = 1 + threadIdx.x; i < m.parts; i += THREADS) v ^= m.found[i];
     for (int d = 16; d; d /= 2) v ^= __shfl_xor_sync(0xffffffffu, v, d);
     if ((threadIdx.x & 31) == 0) shared_parts[threadIdx.x >> 5] = v;
     __syncthreads();
     if (threadIdx.x) return;
     v = 0;
     for (int w = 0; w < THREADS / 32; ++w) v ^= shared_parts[w];
-    out[0] = found[0];
-    out[1] = count > 1 ? ~v : 0u;
+    m.out[0] = m.found[0];
+    m.out[1] = m.parts > 1 ? ~v : 0u;
 }

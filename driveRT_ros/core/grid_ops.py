@@ -70,9 +70,9 @@ def checksum(grid: torch.Tensor, header: GridHeader | None = None) -> tuple[int,
         header: Of the grid, where known.
 
     Raises:
-        ConfigError: If it is no grid that can be read.
+        ConfigError: If it is no grid that can be read, or too short for the header.
     """
-    header = header or grid_header(grid)
+    header = _header_of(grid, header)
     if grid.is_cuda and header.checksum_of_blocks:
         from driveRT_ros.core.gpu import grid_blocks as gpu  # needs a driver
 
@@ -83,7 +83,7 @@ def checksum(grid: torch.Tensor, header: GridHeader | None = None) -> tuple[int,
 
 def checksum_bits(grid: torch.Tensor, header: GridHeader | None = None) -> torch.Tensor:
     """Return the bits of :func:`checksum` as (2,) int32 on the grid's device, without waiting."""
-    header = header or grid_header(grid)
+    header = _header_of(grid, header)
     if grid.is_cuda:
         from driveRT_ros.core.gpu import grid_ops as gpu  # needs a driver
 
@@ -148,7 +148,7 @@ def grid_stats(
     Raises:
         ConfigError: If the grid has no values, or is to be written and not aligned to 16 bytes.
     """
-    header = header or grid_header(grid)
+    header = _header_of(grid, header)
     if header.layout is ON_INDEX:
         raise ConfigError(
             "An index grid has no values to compute statistics of; turn it into one of values "
@@ -196,7 +196,7 @@ def index_to_grid(
     Raises:
         ConfigError: If this is no index grid, or values or ``out`` do not fit it.
     """
-    header = header or grid_header(grid)
+    header = _header_of(grid, header)
     _check_values(header, values, grid.device)
     is_float = values.dtype == torch.float32
     size = _converted_size(is_float, header.node_counts, header.table_size, header.version)
@@ -224,6 +224,18 @@ def _converted_size(
 ) -> int:
     layout = nvdb.FLOAT if is_float else nvdb.INT32
     return nvdb.sequential(layout, counts, tiles, version).size
+
+
+def _header_of(grid: torch.Tensor, header: GridHeader | None) -> GridHeader:
+    """Return the header of a grid; one that was given must not name bytes that are not there."""
+    if header is None:
+        return grid_header(grid)
+    if len(grid) < header.size:
+        raise ConfigError(
+            f"This header is of a grid of {header.size} bytes, {len(grid)} are there; pass the "
+            "header of this grid."
+        )
+    return header
 
 
 def _check_values(header: GridHeader, values: torch.Tensor, device: torch.device) -> None:

@@ -286,6 +286,10 @@ def test_what_does_not_fit_is_refused():
         grid_ops.index_to_grid(index, values, out=torch.empty(5, dtype=torch.uint8))
     with pytest.raises(ConfigError, match="uint8 tensor"):
         grid_ops.checksum(floats.float())
+    header = grid_ops.grid_header(floats)
+    for operator in (grid_ops.checksum, grid_ops.checksum_bits, grid_ops.grid_stats):
+        with pytest.raises(ConfigError, match=f"{len(floats)} bytes, {len(floats) - 1} are there"):
+            operator(floats[:-1], header)
 
 
 def test_int32_grids_have_integer_extremes():

@@ -29,9 +29,6 @@ class ShimKernel:
     def __init__(self, stem, name, device):
         self._stem, self._name, self._backend = stem, name, Backend("cpu-shim")
 
-    def prefer_shared(self, percent):
-        return self
-
     def bind(self, grid, block, *args, dependent=False):
         def launch(stream):
             ShimKernel.launches.append(self._name)
@@ -44,8 +41,7 @@ class ShimKernel:
 def on_shim(monkeypatch):
     """Run what is launched by default on the shim, and forget what was prepared there."""
     caches = grid_blocks._prepared, gpu._prepared_stats, gpu._prepared_index
-    for module in (prepared, grid_blocks):
-        monkeypatch.setattr(module, "Kernel", ShimKernel)
+    monkeypatch.setattr(prepared, "Kernel", ShimKernel)
     monkeypatch.setattr(torch.cuda, "current_stream", lambda device: SimpleNamespace(
         cuda_stream=0, synchronize=lambda: None
     ))  # fmt: skip

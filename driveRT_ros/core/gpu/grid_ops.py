@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 
 import numpy as np
 import torch
@@ -12,7 +12,7 @@ from driveRT_ros.core import nanovdb_layout as nvdb
 from driveRT_ros.core.cuda import Kernel
 from driveRT_ros.core.gpu import grid_blocks
 from driveRT_ros.core.gpu.crc_powers import operators_on
-from driveRT_ros.core.gpu.prepared import Prepared, Step
+from driveRT_ros.core.gpu.prepared import Prepared, Run, Step, launch_each
 from driveRT_ros.core.grid_types import STATS, GridStats
 from driveRT_ros.core.kernel_args import struct_value
 from driveRT_ros.core.nanovdb_layout import HEAD_FROM, GridHeader
@@ -29,9 +29,6 @@ _PREPARED = 64  # shapes of grids, a few KB of host memory each
 
 Offsets = tuple[int, int, int, int]
 Counts = tuple[int, int, int]
-Run = Callable[..., None]
-"""Launches ``(stem, kernel, blocks, threads, *arguments)``."""
-
 
 # ---- checksum -----------------------------------------------------------------------------------
 
@@ -153,10 +150,7 @@ def grid_stats(
         prepared.enqueue(torch.cuda.current_stream(device).cuda_stream, grid, records)
     else:
         fields = {**_stats_fields(*how), "grid": grid, "records": records}
-        value = struct_value("grid_ops_stats.cu", "GridStats", fields)
-        for name, blocks, threads, dependent in _stats_steps(header.node_counts):
-            if blocks:
-                run("grid_ops_stats", name, blocks, threads, value, dependent=dependent)
+        launch_each(run, "grid_ops_stats", "GridStats", fields, _stats_steps(header.node_counts))
     background = grid[header.background_at : header.background_at + 4]
     return GridStats(records[:nodes], background, header)
 
@@ -225,9 +219,8 @@ def index_to_grid(
         _prepared_index(device, *how).enqueue(stream, grid, out, values)
         return
     fields = {**_index_fields(*how), "source": grid, "out": out, "values": values}
-    value = struct_value("grid_ops_index.cu", "IndexToGrid", fields)
-    (name, blocks, threads, dependent) = _index_step(header.node_counts)
-    run("grid_ops_index", name, blocks, threads, value, dependent=dependent)
+    steps = (_index_step(header.node_counts),)
+    launch_each(run, "grid_ops_index", "IndexToGrid", fields, steps)
 
 
 def _index_fields(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import ctypes
 import threading
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import NamedTuple
 
 import torch
@@ -12,6 +12,9 @@ import torch
 from driveRT_ros.core.cuda import Kernel
 from driveRT_ros.core.errors import ConfigError
 from driveRT_ros.core.kernel_args import struct_dtype, struct_value
+
+Run = Callable[..., None]
+"""Launches ``(stem, kernel, blocks, threads, *arguments, dependent=False)``."""
 
 
 class Step(NamedTuple):
@@ -89,3 +92,21 @@ class Prepared:
                 address.value = tensor.data_ptr()
             for launch in self._launches:
                 launch(stream)
+
+
+def launch_each(
+    run: Run, stem: str, struct: str, fields: Mapping[str, object], steps: Sequence[Step]
+) -> None:
+    """Run what :class:`Prepared` would enqueue, once.
+
+    Args:
+        run: Launches a kernel.
+        stem: Source without its suffix; it declares the struct.
+        struct: Name of the struct.
+        fields: Of the struct, tensors for addresses.
+        steps: What is launched; those without blocks are left out.
+    """
+    value = struct_value(f"{stem}.cu", struct, fields)
+    for step in steps:
+        if step.blocks:
+            run(stem, step.kernel, step.blocks, step.threads, value, dependent=step.dependent)
