@@ -16,11 +16,13 @@ from typing import Any, NamedTuple
 
 import torch
 from torch.autograd.function import once_differentiable
+from torch.nn import functional
 
-from driveRT_ros.core.reference.coordmap import cell_keys, cells_of_keys
+from driveRT_ros.core.reference.coordmap import cells_of_keys, prove_key_range
 from driveRT_ros.core.reference.segments import group_rows
 from driveRT_ros.models.graph import Graph, LayerSpec, Triple
 from driveRT_ros.models.voxelnext import MERGE_SCALES, MERGED_LEVELS
+from driveRT_ros.train.constants import constant_like
 
 
 class TapGroup(NamedTuple):
@@ -87,16 +89,20 @@ class _Cells(NamedTuple):
     shape_zyx: Triple
 
 
-def build_tables(graph: Graph, coords_bzyx: torch.Tensor, shape_zyx: Triple) -> BatchTables:
-    """Build every map of a batch.
+def build_tables(
+    graph: Graph, coords_bzyx: torch.Tensor, shape_zyx: Triple, frames: int | None = None
+) -> BatchTables:
+    """Build every map of a batch; waits for a GPU twice for each set of cells that is made.
 
     Args:
         graph: The network.
         coords_bzyx: (N, 4) int32, unique.
         shape_zyx: Cells of the voxel grid.
+        frames: Of the batch; None asks the coordinates, which is one more wait.
     """
-    keys = cell_keys(coords_bzyx, shape_zyx)
-    frames = int(coords_bzyx[:, 0].max()) + 1 if len(keys) else 1
+    if frames is None:
+        frames = int(coords_bzyx[:, 0].max()) + 1 if len(coords_bzyx) else 1
+    keys = _keys(coords_bzyx, shape_zyx, frames)
     if frames * math.prod(shape_zyx) < 1 << 31:
         keys = keys.int()  # tables of keys are large: half the bytes, half the time
     keys, order = keys.sort()
@@ -135,29 +141,34 @@ def _strided(cells: _Cells, layer: LayerSpec) -> tuple[TableMap, _Cells]:
     shape = nz, ny, nx
     # Under tap t a cell meets (cell + padding - t) / stride, if that is whole: what is left of the
     # division is the first tap, every stride-th one follows, each a cell further down.
-    shifted = cells.coords_bzyx[:, 1:] + cells.coords_bzyx.new_tensor(padding)
-    left = shifted % shifted.new_tensor(stride)
+    shifted = cells.coords_bzyx[:, 1:] + constant_like(padding, cells.coords_bzyx)
+    left = shifted % constant_like(stride, shifted)
     phase = (left[:, 0] * stride[1] + left[:, 1]) * stride[2] + left[:, 2]
-    order = phase.sort(stable=True).indices
-    shifted, left = shifted[order], left[order]
+    batch, order = cells.coords_bzyx[:, 0].to(cells.keys.dtype), None
+    if math.prod(stride) > 1:
+        phase, order = phase.sort(stable=True)
+        shifted, left, batch = shifted[order], left[order], batch[order]
     sought, there = [], []
     for axis, (k, s, n) in enumerate(zip(kernel, stride, shape)):
         turn = torch.arange(-(-k // s), dtype=shifted.dtype, device=shifted.device)
         cell = shifted[:, axis, None] // s - turn
         sought.append(cell)
         there.append((left[:, axis, None] + turn * s < k) & (cell >= 0) & (cell < n))
-    batch = cells.coords_bzyx[:, 0].to(cells.keys.dtype)[order]
     keys, inside = _joined(batch, sought, there, shape)
-    made = torch.unique(keys[inside])
+    # A key beyond all others for what is off the grid costs no wait, unlike a selection.
+    beyond = torch.iinfo(keys.dtype).max
+    last = keys.new_full((1,), beyond)  # so that one of these there is for sure
+    made = torch.unique(torch.cat((keys.masked_fill(~inside, beyond).flatten(), last)))[:-1]
     table = _rows_of(made, keys, inside)
-    phases = _phases(kernel, stride, order.device)
-    counts = torch.bincount(phase, minlength=len(phases)).tolist()
+    phases = _phases(kernel, stride, keys.device)
+    edges = torch.arange(len(phases) + 1, dtype=phase.dtype, device=keys.device)
+    counts = torch.searchsorted(phase, edges).diff().tolist() if order is not None else [len(keys)]
     groups = tuple(
         TapGroup(taps, part.index_select(1, columns))
         for (taps, columns), part in zip(phases, table.split(counts))
     )
     out = _Cells(made, cells_of_keys(made, shape), shape)
-    return TableMap(_sources(out, cells, layer), groups, order if len(groups) > 1 else None), out
+    return TableMap(_sources(out, cells, layer), groups, order), out
 
 
 @functools.cache
@@ -176,6 +187,15 @@ def _phases(
         taps, columns = torch.tensor(found, dtype=torch.int64, device=device).view(-1, 2).unbind(1)
         phases.append((taps.contiguous(), columns.contiguous()))
     return phases
+
+
+def _keys(coords_bzyx: torch.Tensor, shape_zyx: Triple, frames: int) -> torch.Tensor:
+    """Return (N,) int64 what ``cell_keys`` returns, without a wait for the greatest frame."""
+    last = torch.tensor([[frames - 1, 0, 0, 0]], dtype=torch.int32)
+    prove_key_range(last, shape_zyx)
+    nz, ny, nx = shape_zyx
+    b, z, y, x = coords_bzyx.long().unbind(1)
+    return ((b * nz + z) * ny + y) * nx + x
 
 
 def _sources(out: _Cells, cells: _Cells, layer: LayerSpec) -> torch.Tensor:
@@ -206,7 +226,7 @@ def _joined(
 def _rows_of(keys: torch.Tensor, sought: torch.Tensor, inside: torch.Tensor) -> torch.Tensor:
     """Return the int32 row of each key sought; the number of rows where it is absent."""
     position = torch.searchsorted(keys, sought, out_int32=True)
-    padded = torch.cat((keys, keys.new_full((1,), -1)))  # a place beyond the last holds no key
+    padded = functional.pad(keys, (0, 1), value=-1)  # a place beyond the last holds no key
     there = padded.index_select(0, position.flatten()).view_as(position)
     return torch.where(inside & (there == sought), position, len(keys))
 
@@ -233,7 +253,8 @@ def _merge(
     group = torch.arange(len(groups.counts), device=rows.device)
     owner[rows] = group.repeat_interleave(groups.counts, output_size=total)
     cells = _Cells(groups.keys, cells_of_keys(groups.keys, (1, ny, nx)), (1, ny, nx))
-    return lambda features: _GroupSum.apply(features, table.int(), owner), cells
+    table = table.int()
+    return lambda features: _GroupSum.apply(features, table, owner), cells
 
 
 class _GroupSum(torch.autograd.Function):
