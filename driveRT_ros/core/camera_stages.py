@@ -53,9 +53,10 @@ class CameraStages:
 
     Args:
         config: Cameras, model, precision and Plan.
-        network: On the device, in ``dtype``, channels last.
+        network: On the device, in ``dtype`` and ``layout``.
         device: Where it runs.
         dtype: Of depths, features and sums.
+        layout: Of the tensors in the network.
         graph: Replay CUDA graphs where that can be; False enqueues kernel by kernel.
 
     Attributes:
@@ -70,6 +71,7 @@ class CameraStages:
         network: Lss,
         device: torch.device,
         dtype: torch.dtype,
+        layout: torch.memory_format,
         *,
         graph: bool = True,
     ) -> None:
@@ -79,9 +81,9 @@ class CameraStages:
         self.pool = CameraPool(config, device, dtype)
         self._input = _input(config, self.pool.present)
         self._normalize = Normalizer(model.image, device, dtype)
-        shape = (cameras, *model.image.size_hw, 3)
-        self._numbers = torch.zeros(shape, dtype=dtype, device=device)
-        self._images = self._numbers.permute(0, 3, 1, 2).unsqueeze(0)
+        self._layout = layout
+        shape, new = (cameras, 3, *model.image.size_hw), {"dtype": dtype, "device": device}
+        self._images = torch.empty(shape, memory_format=layout, **new)
         shapes = _output_shapes(config)
         self._out = torch.zeros(sum(map(math.prod, shapes.values())), device=device)
         self._copy = HostCopy(self._out)
@@ -165,18 +167,18 @@ class CameraStages:
 
     def _fit(self) -> None:
         self._input.fit()
-        self._normalize(self._input.batch, self._numbers)
+        self._normalize(self._input.batch, self._images.permute(0, 2, 3, 1))
 
     def _lift(self) -> None:
         with self._arithmetic():
-            self.pool.load(*self._network.lift_logits(self._images))
+            self.pool.load(*self._network.lift_logits(self._images.unsqueeze(0)))
 
     def _sum(self) -> None:
         self.pool()
 
     def _read(self) -> None:
         with self._arithmetic():
-            maps = self._network.read(self.pool.out)
+            maps = self._network.read(self.pool.out, self._layout)
         for number, head in enumerate(maps.heads):
             for name, made in head.items():
                 self._maps[number, name].copy_(made)

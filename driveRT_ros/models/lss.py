@@ -178,15 +178,18 @@ class Lss(nn.Module):
         logits, context = self.lift_logits(images)
         return logits.softmax(dim=2).contiguous(), context.contiguous()
 
-    def read(self, pooled: torch.Tensor) -> BevMaps:
+    def read(self, pooled: torch.Tensor, layout: torch.memory_format | None = None) -> BevMaps:
         """Return the maps of every output.
 
         Args:
             pooled: (B, Z, Y, X, C) sums of the lifted features.
+            layout: In memory from there on; None leaves it as it is.
         """
         batch, z_cells, rows, cols, channels = pooled.shape
         # Channel = z * C + c; with one z cell this is a view in channels-last order.
         bev = pooled.permute(0, 1, 4, 2, 3).reshape(batch, z_cells * channels, rows, cols)
+        if layout is not None:
+            bev = bev.contiguous(memory_format=layout)
         bev = self.bev_neck(*self.bev_backbone(bev))
         segmentation = bev[:, :0] if self.segmentation is None else self.segmentation(bev)
         heads = [] if self.detection is None else self.detection(bev)

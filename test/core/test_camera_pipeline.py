@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import math
 from dataclasses import replace
 
@@ -12,6 +13,7 @@ import torch
 from driveRT_ros.core import camera_rig
 from driveRT_ros.core.camera_config import CameraConfig
 from driveRT_ros.core.camera_pipeline import CAMERAS_LAYER
+from driveRT_ros.core.camera_stages import CameraStages
 from driveRT_ros.core.errors import ConfigError, InvalidFrame
 from driveRT_ros.core.frame import CameraFrame, Detections
 from driveRT_ros.core.pipeline import CameraPipeline
@@ -302,6 +304,31 @@ def test_any_number_of_cameras_will_do(count, images):
     config = CameraConfig.from_dict({**SMALL, "cameras": list(NAMES[:count])})
     result = CameraPipeline(config, device="cpu").process(images[:count])
     assert result.bev.layers[CAMERAS_LAYER].max() >= 1
+
+
+@pytest.mark.parametrize("layout", [torch.contiguous_format, torch.channels_last])
+def test_every_convolution_reads_the_layout_that_was_asked_for(pipeline, images, layout):
+    """A tensor of another layout would be turned before and after each of them."""
+    want, rig = pipeline.process(images), pipeline._rig
+    network = copy.deepcopy(pipeline.network).to(memory_format=layout)
+    stages = CameraStages(
+        pipeline.config, network, pipeline.device, torch.float32, layout, graph=False
+    )
+    seen = []
+
+    def look(module, inputs):
+        seen.append(all(t.is_contiguous(memory_format=layout) for t in (*inputs, module.weight)))
+
+    for module in network.modules():
+        if isinstance(module, torch.nn.Conv2d):
+            module.register_forward_pre_hook(look)
+    with torch.no_grad():
+        stages.fit(images, np.ones(len(images), bool))
+        stages.use(rig.scatter_map)
+        stages.run()
+    assert len(seen) > 50 and all(seen)
+    for made, layer in zip(stages.layers(), want.bev.layers.values()):
+        np.testing.assert_allclose(made[np.isfinite(layer)], layer[np.isfinite(layer)], atol=1e-5)
 
 
 def test_a_network_that_gives_no_numbers_is_reported(images):
