@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import itertools
 from collections.abc import Sequence
 
 import numpy as np
@@ -61,12 +62,12 @@ def _messages(
     # Whole chunks of 4 KB; what follows has 1 to 4096 bytes and a block of its own.
     counts = [max(size - 1, 0) // BLOCK for size in sizes]
     rounds = _spread(sum(counts), resident)[0]
-    ends = np.cumsum([1 - (-count // (WARPS * rounds)) for count in counts])
+    ends = list(itertools.accumulate(1 - (-count // (WARPS * rounds)) for count in counts))
     value, used = _no_messages(sums.device).copy(), slice(len(tensors))
     value["sums"], value["rounds"] = sums.data_ptr(), rounds
     value["data"][used] = [data.data_ptr() for data in tensors]
     value["bytes"][used], value["block_end"][used] = sizes, ends
-    return value, int(ends[-1])
+    return value, ends[-1]
 
 
 @functools.cache
