@@ -6,11 +6,14 @@ its layers with those of the reference in float32, and a pipeline that replays C
 one that enqueues kernel by kernel, byte for byte. One that differs has no time.
 
 ``wall``, ``device``, ``stage`` and ``kernels`` are those of :mod:`driveRT_ros.bench.frame`.
+``first``: the wall time of the first frame after warming up. ``moved``: that of a frame whose first
+camera has another pose than in the frame before.
 """
 
 from __future__ import annotations
 
 import dataclasses
+import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
@@ -19,7 +22,7 @@ import torch
 
 from driveRT_ros.bench.frame import Samples, Table
 from driveRT_ros.bench.reference import processor
-from driveRT_ros.bench.timing import clocks, kernel_times, machine, warm_profiler
+from driveRT_ros.bench.timing import clocks, kernel_times, machine, summary, warm_profiler
 from driveRT_ros.core.camera_config import CameraConfig
 from driveRT_ros.core.camera_pipeline import CameraPipeline
 from driveRT_ros.core.errors import ConfigError
@@ -171,8 +174,12 @@ def measure(
         "clocks": [clocks("start")] if cuda else [],
         "sets": {},
     }
+    first = {each.name: _first_frame_us(each, next(iter(sets.values()))) for each in candidates}
     for name, frames in sets.items():
         report["sets"][name] = _timed(candidates, reference, frames, rounds, cuda)
+        for each, record in report["sets"][name]["candidates"].items():
+            if "absent" not in record and each in first:
+                record["first_us"] = first.pop(each)
         told(name)
     if cuda:  # last, as it may slow what comes after it
         warm_profiler()
@@ -205,9 +212,28 @@ def _timed(
             for _ in range(_RUNS if cuda else 1):
                 samples.add(lambda e=each: e.process(frames), cuda)
     for each, samples in timed:
-        records[each.name].update(samples.result())
+        moved = _moved_us(each, frames, _RUNS if cuda else 2)
+        records[each.name].update(samples.result(), moved_us=summary(moved))
     sizes = sorted({f"{f.size_wh[0]} x {f.size_wh[1]}" for f in frames})
     return {"images": len(frames), "sizes": sizes, "candidates": records}
+
+
+def _first_frame_us(candidate: Candidate, frames: Frames) -> float:
+    candidate.pipeline.warm_up()
+    return _wall_us(candidate, frames)
+
+
+def _moved_us(candidate: Candidate, frames: Frames, runs: int) -> list[float]:
+    pose = np.array(frames[0].T_ego_camera)
+    pose[2, 3] += 0.1
+    raised = [dataclasses.replace(frames[0], T_ego_camera=pose), *frames[1:]]
+    return [_wall_us(candidate, frames if run % 2 else raised) for run in range(runs)]
+
+
+def _wall_us(candidate: Candidate, frames: Frames) -> float:
+    begin = time.perf_counter()
+    candidate.process(frames)
+    return (time.perf_counter() - begin) * 1e6
 
 
 def _profiled(candidate: Candidate, frames: Frames) -> dict[str, Any]:
@@ -225,13 +251,14 @@ def _profiled(candidate: Candidate, frames: Frames) -> dict[str, Any]:
 def whole_table(report: Mapping[str, Any]) -> Table:
     """Return one line a set and candidate: times in milliseconds."""
     on_gpu = report["device"] == "cuda"
-    head = ["images", "candidate", "mean error", "p50 ms", "p5", "p95"]
+    head = ["images", "candidate", "mean error", "p50 ms", "p5", "p95", "first", "moved"]
     lines = [head + ["device", "kernels"] * on_gpu]
     for name, candidate, found in _records(report):
         if "absent" in found:
             lines.append([name, candidate, f"absent: {found['absent']}"])
             continue
         shown = [found["wall_us"][key] for key in ("median", "p5", "p95")]
+        shown += [found.get("first_us"), found["moved_us"]["median"]]
         if on_gpu:
             shown += [found["device_us"]["median"], found.get("kernels_us", {}).get("median")]
         lines.append([name, candidate, f"{found['mean_error']:.1e}", *map(_ms, shown)])

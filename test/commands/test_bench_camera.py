@@ -46,6 +46,7 @@ def test_the_reference_is_timed_with_all_cameras_and_without_one(tmp_path, capsy
         assert found["wall_us"]["n"] == 2 and found["mean_error"] == 0
         stages = ["images", "maps", "backbone", "pool", "head", "postprocess"]
         assert list(found["stage_us"]) == stages
+        assert ("first_us" in found) == (name == "2 cameras") and found["moved_us"]["n"] == 2
     text = capsys.readouterr().out
     assert "reference fp32" in text and "backbone" in text and f"Wrote {output}." in text
 
@@ -82,6 +83,13 @@ def test_a_pipeline_with_other_layers_has_no_time(sets):
     lines = bench.whole_table(report)
     assert sum(any(cell.startswith("absent: ") for cell in line) for line in lines) == 1
     assert [line[1] for line in bench.stage_table(report)] == ["candidate", "reference fp32"]
+
+
+def test_a_camera_moves_in_every_frame_that_is_timed_so(sets):
+    (right,) = bench.candidates(CONFIG, None, ["fp32"], CPU)
+    bench.measure([right], CameraPipeline(CONFIG, device="cpu"), sets, rounds=1)
+    # One map for the set, and one for each frame that moves a camera: there and back.
+    assert right.pipeline.map_builds == 3
 
 
 def test_a_graph_that_gives_other_bytes_than_the_eager_path_is_absent(sets):
