@@ -16,7 +16,7 @@ import itertools
 import json
 import statistics
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -55,15 +55,17 @@ def kernel(stem: str, name: str, defines: tuple[tuple[str, int], ...]) -> Kernel
     return Kernel(stem, name, dict(defines))
 
 
-def launcher(defines: dict[str, int], share: int, only: str = "") -> Callable[..., None]:
-    """Return what launches a variant; of ``only``, where given, and of nothing else."""
+def launcher(
+    defines: dict[str, int], share: int = -1, names: Collection[str] = ()
+) -> Callable[..., None]:
+    """Return what launches a variant; of some kernels alone, where ``names`` has any."""
 
     def run(
         stem: str, name: str, grid: int, block: int, *args: object, dependent: bool = False
     ) -> None:
-        if only in ("", name):
+        if not names or name in names:
             variant = kernel(stem, name, tuple(defines.items())).prefer_shared(share)
-            variant.bind(grid, block, *args, dependent=dependent and not only)()
+            variant.bind(grid, block, *args, dependent=dependent)()
 
     return run
 
@@ -103,21 +105,25 @@ def checksums(bench: GridBench) -> Iterator[dict[str, Any]]:
 
 
 def statistics_of(bench: GridBench) -> Iterator[dict[str, Any]]:
-    """Yield the time of each variant of the statistics, and of its kernels that write no node."""
-    header, names = bench.header, ("leaf_stats", "lower_stats", "top_stats")
+    """Yield the time of each variant of the statistics, and of the first kernels of each."""
+    header, names = bench.header, ("leaf_stats", "lower_stats")
     for moments in (False, True):
-        enqueue = functools.partial(gpu.grid_stats, header=header, moments=moments)
-        expected = enqueue(bench.written, write=True).records.clone()
+        enqueue = functools.partial(
+            gpu.grid_stats, bench.written, header, moments=moments, write=True
+        )
+        expected = enqueue().records.clone()
         for defines in [{}, *NODES]:
             found = {"kernel": STATS, **defines, "moments": moments}
-            whole = functools.partial(enqueue, bench.written, write=True, run=launcher(defines, -1))
+            whole = functools.partial(enqueue, run=launcher(defines))
             if not torch.equal(whole().records, expected):
                 yield {**found, "absent": "records differ"}
                 continue
-            parts = {}
-            for name in names:
-                run = launcher(defines, -1, name)
-                parts[name] = micros([functools.partial(enqueue, bench.grid, run=run)])
+            parts = {
+                f"up to {name}": micros(
+                    [functools.partial(enqueue, run=launcher(defines, names=names[: i + 1]))]
+                )
+                for i, name in enumerate(names)
+            }
             yield {**found, "us": micros([whole]), **parts}
 
 
