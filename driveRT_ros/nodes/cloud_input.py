@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Protocol
 
 import numpy as np
@@ -44,6 +44,7 @@ class JoinedCloud:
         before: The history before it.
         decode_ms: Time of the host for reading it.
         join_ms: Likewise for joining it with past sweeps.
+        early_ms: What of both was spent before its turn.
     """
 
     item: Posed
@@ -52,6 +53,7 @@ class JoinedCloud:
     before: History
     decode_ms: float
     join_ms: float
+    early_ms: float = 0.0
 
 
 class CloudInput:
@@ -102,6 +104,7 @@ class CloudInput:
         found: JoinedCloud | Exception
         try:
             found = self._joined(item, config)
+            found = replace(found, early_ms=found.decode_ms + found.join_ms)
         except Exception as error:
             found = error
         self._ahead = item, before, found

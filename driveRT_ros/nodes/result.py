@@ -13,7 +13,12 @@ FINGERPRINT = "frame_fingerprint"
 """Wanted like an output: what identifies the result of a frame."""
 
 STAGES = ("decode", "preprocess", "inference", "postprocess", "publish", "total")
-"""What ``FrameResult.stage_ms`` holds; ``publish`` and ``total`` grow while messages go out."""
+"""What ``FrameResult.stage_ms`` holds; ``publish`` and ``total`` grow while messages go out.
+
+Where a GPU decodes, ``decode`` is the time of the host alone; that of the GPU is in ``inference``.
+So is what the host does for the next cloud meanwhile, which counts again in the ``decode``,
+``preprocess`` and ``total`` of that one: the total of a cloud is all that was done for it.
+"""
 
 
 @dataclass

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Iterator
 from typing import Any
 
@@ -13,13 +12,13 @@ import torch
 from driveRT_ros.core.config import LidarConfig
 from driveRT_ros.core.errors import InvalidFrame
 from driveRT_ros.core.gpu.front_end import make_engine
-from driveRT_ros.core.gpu.sweeps import DeviceSweepBuffer
 from driveRT_ros.core.pipeline import LidarPipeline
 from driveRT_ros.nodes.handler import FINGERPRINT, LidarHandler, PosedCloud
 from driveRT_ros.nodes.result import FrameResult
 from test.support import engine
 from test.support.clouds import xyzi_cloud
 from test.support.lidar_messages import SECOND
+from test.support.shim_sweeps import shim_sweeps
 
 SETTINGS = engine.SMALL | {
     "voxelization.max_voxels": 150,
@@ -46,13 +45,8 @@ def shim_handlers(config: LidarConfig) -> Iterator[LidarHandler]:
     """Return handlers whose engine runs on the shim: the host decodes, then the shim, too."""
     yield LidarHandler(config, shim_pipeline(config))
     handler = LidarHandler(config, shim_pipeline(config))
-
-    def bind(name: str, grid: Any, block: int, *args: Any, dependent: bool = False) -> Any:
-        return functools.partial(engine.BACKEND.launch, "unpack_points", name, grid, block, *args)
-
     handler._input._unpacks = True
-    cpu = torch.device("cpu")
-    handler._input._sweeps = DeviceSweepBuffer(config.densification_params, cpu, bind=bind)
+    handler._input._sweeps = shim_sweeps(config.densification_params, engine.BACKEND)
     yield handler
 
 

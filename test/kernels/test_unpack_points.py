@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-import functools
 import gc
 import weakref
 
@@ -21,6 +20,7 @@ from driveRT_ros.core.sweeps import SweepBuffer
 from driveRT_ros.io.pointcloud import decode
 from driveRT_ros.io.raw_pointcloud import read_raw
 from test.support.clouds import make_cloud, random_points, xyzi_cloud
+from test.support.shim_sweeps import shim_sweeps
 
 COUNT = 700
 POINTS = random_points(COUNT)
@@ -113,14 +113,10 @@ CONFIGS = {
 
 
 def device_sweeps(backend, **limits) -> DeviceSweepBuffer:
-    def run(name, grid, block, *args):
-        backend.launch("sweeps", name, grid, block, *args)
-
-    def bind(name, grid, block, *args, dependent=False):
-        return functools.partial(backend.launch, "unpack_points", name, grid, block, *args)
-
-    own = {} if backend.name == "cuda" else {"run": run, "bind": bind}
-    return DeviceSweepBuffer(DensificationConfig(**limits), backend.device, **own)
+    rules = DensificationConfig(**limits)
+    if backend.name == "cuda":
+        return DeviceSweepBuffer(rules, backend.device)
+    return shim_sweeps(rules, backend)
 
 
 def same_bytes(found: torch.Tensor, want: np.ndarray) -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import functools
+import time
 from typing import Any
 
 import numpy as np
@@ -11,6 +11,7 @@ import torch
 
 from driveRT_ros.core.config import LidarConfig
 from driveRT_ros.core.errors import InvalidFrame
+from driveRT_ros.core.gpu import sweeps as gpu_sweeps
 from driveRT_ros.core.gpu.sweeps import DeviceSweepBuffer
 from driveRT_ros.core.pipeline import LidarPipeline
 from driveRT_ros.core.raw_cloud import RawCloud
@@ -20,6 +21,7 @@ from driveRT_ros.nodes.handler import FINGERPRINT, OUTPUTS, LidarHandler, PosedC
 from test.support.clouds import make_cloud
 from test.support.launch import Backend
 from test.support.lidar_messages import SECOND, SMALL
+from test.support.shim_sweeps import shim_sweeps
 
 CONFIG = LidarConfig.from_dict(
     {**SMALL, "densification_params.num_past_frames": 2, "input.point_capacity": 350}
@@ -35,13 +37,8 @@ def pipeline() -> LidarPipeline:
 def handlers(pipeline: LidarPipeline) -> tuple[LidarHandler, LidarHandler]:
     """Return one whose clouds are decoded on the host, and one with a GPU, which is the shim."""
     plain, other = (LidarHandler(CONFIG, pipeline, CPU) for _ in range(2))
-    shim = Backend("cpu-shim")
-
-    def bind(name: str, grid: Any, block: int, *args: Any, dependent: bool = False) -> Any:
-        return functools.partial(shim.launch, "unpack_points", name, grid, block, *args)
-
     other._input._unpacks = True
-    other._input._sweeps = DeviceSweepBuffer(CONFIG.densification_params, CPU, bind=bind)
+    other._input._sweeps = shim_sweeps(CONFIG.densification_params, Backend("cpu-shim"))
     return plain, other
 
 
@@ -222,3 +219,32 @@ def test_a_cloud_whose_frame_failed_before_its_values_were_known_spoils_no_later
     sweeps.push_raw(read_raw(message(1, far=True), CONFIG.input), pose(1))
     sweeps._left_alone = True
     compare(plain, other, PosedCloud(message(2), pose(2)))
+
+
+def test_the_total_of_a_cloud_counts_what_was_done_for_it_before_its_turn(
+    pipeline: LidarPipeline, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Else frames would seem faster the more of them overlap, and meet deadlines that they miss."""
+
+    def slowly(*given: Any) -> RawCloud:
+        time.sleep(0.03)
+        return read_raw(*given)
+
+    monkeypatch.setattr(cloud_input, "read_raw", slowly)
+    items = [PosedCloud(message(k), pose(k)) for k in range(3)]
+    _, other, _ = looking_ahead(pipeline, items)
+    while items:
+        stage_ms = dict(other.handle(items.pop(0), ()).stage_ms)
+        total_ms = stage_ms.pop("total")
+        assert stage_ms["decode"] >= 30.0 and total_ms == pytest.approx(
+            sum(stage_ms.values()), abs=5
+        )
+
+
+def test_a_message_of_more_points_than_a_gpu_unpacks_is_decoded_on_the_host(
+    pipeline: LidarPipeline, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(gpu_sweeps, "MOST_POINTS", 450)
+    plain, other = handlers(pipeline)
+    for k, count in enumerate((400, 500, 400)):
+        compare(plain, other, PosedCloud(message(k, count=count), pose(k)))
