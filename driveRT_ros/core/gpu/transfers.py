@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+
 import torch
 
 from driveRT_ros.core.sparse_types import NUM_FEATURES
@@ -94,6 +96,39 @@ def _is_whole(points: torch.Tensor) -> bool:
 def _parts(words: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
     points = words[HEADER_WORDS:].view(torch.float32).view(-1, NUM_FEATURES)
     return words[:1], points
+
+
+class Upload:
+    """A stream that fetches one buffer after the other while the current one is at work.
+
+    Args:
+        device: CUDA device.
+    """
+
+    def __init__(self, device: torch.device) -> None:
+        self._device, self._stream = device, torch.cuda.Stream(device)
+        self._fetched, self._read = torch.cuda.Event(), torch.cuda.Event()
+        # Memory that the buffers had before may still be in use on the current stream.
+        self._read.record(torch.cuda.current_stream(device))
+        self._stream.wait_event(self._read)
+
+    def stream(self) -> contextlib.AbstractContextManager[None]:
+        """Return a context in which what is copied goes this way."""
+        return torch.cuda.stream(self._stream)  # type: ignore[no-any-return]
+
+    def wait(self) -> None:
+        """Wait until the last buffer is fetched: its pinned memory is free."""
+        self._fetched.synchronize()
+
+    def sent(self) -> None:
+        """Let the current stream wait for what was copied."""
+        self._fetched.record(self._stream)
+        torch.cuda.current_stream(self._device).wait_event(self._fetched)
+
+    def used(self) -> None:
+        """Let the next copy wait until the current stream has read the last one."""
+        self._read.record(torch.cuda.current_stream(self._device))
+        self._stream.wait_event(self._read)
 
 
 class HostCopy:

@@ -17,7 +17,7 @@ import numpy as np
 import torch
 
 from driveRT_ros.core.cuda import Kernel
-from driveRT_ros.core.gpu.transfers import HostCopy
+from driveRT_ros.core.gpu.transfers import HostCopy, Upload
 from driveRT_ros.core.graph import StageGraphs
 from driveRT_ros.core.kernel_args import struct_dtype, struct_value, struct_values
 from driveRT_ros.core.raw_cloud import (
@@ -34,6 +34,7 @@ _FILE = "unpack_points.cu"
 _CHUNK = 256  # threads of a block, points of a chunk: as in the kernels
 _MAX_BLOCKS = 256
 _SPARE = 1.25  # room over what a message needs: the next one is rarely the same
+_USUAL_PAST = 9  # past sweeps that there is room for from the first message on
 _COPY_BYTES = 1 << 20  # the device fetches one part while the host writes the next
 _HEAD_WORDS = 64  # before the points of a kept sweep; the first of them is their number
 _ALIGNED = 256
@@ -171,39 +172,6 @@ def status_of(found: Any) -> RawStatus:
     )
 
 
-class _Upload:
-    """A stream that fetches messages while the device is at work on the frame before.
-
-    Args:
-        device: CUDA device.
-    """
-
-    def __init__(self, device: torch.device) -> None:
-        self._device, self._stream = device, torch.cuda.Stream(device)
-        self._fetched, self._read = torch.cuda.Event(), torch.cuda.Event()
-        # Memory that the buffers had before may still be in use on the current stream.
-        self._read.record(torch.cuda.current_stream(device))
-        self._stream.wait_event(self._read)
-
-    def stream(self) -> contextlib.AbstractContextManager[None]:
-        """Return a context in which what is copied goes this way."""
-        return torch.cuda.stream(self._stream)  # type: ignore[no-any-return]
-
-    def wait(self) -> None:
-        """Wait until the last message is fetched: its pinned memory is free."""
-        self._fetched.synchronize()
-
-    def sent(self) -> None:
-        """Let the current stream wait for what was copied."""
-        self._fetched.record(self._stream)
-        torch.cuda.current_stream(self._device).wait_event(self._fetched)
-
-    def used(self) -> None:
-        """Let the next message wait until the current stream has read this one."""
-        self._read.record(torch.cuda.current_stream(self._device))
-        self._stream.wait_event(self._read)
-
-
 class PointUnpacker:
     """Buffers of fixed address for messages up to a size, and the kernels between them, as a graph.
 
@@ -239,7 +207,7 @@ class PointUnpacker:
         self._bytes = new(size, dtype=torch.uint8)
         self._pinned = torch.empty(size, dtype=torch.uint8, pin_memory=device.type == "cuda")
         self._host = self._pinned.numpy()
-        self._upload = _Upload(device) if device.type == "cuda" else None
+        self._upload = Upload(device) if device.type == "cuda" else None
         self.rows = new(rows, NUM_FEATURES, dtype=torch.float32)
         self._status = new(-(-status // 4), dtype=torch.int32)
         self._to_host = HostCopy(self._status)
@@ -277,9 +245,11 @@ class PointUnpacker:
             ego_radius_m: What the vehicle itself is.
         """
         self._send(_header(raw, past, kept, ego_radius_m), past, raw.data)
-        self._graphs.run()
-        if self._upload is not None:
-            self._upload.used()
+        try:
+            self._graphs.run()
+        finally:  # where it fails, what was enqueued before that reads the message all the same
+            if self._upload is not None:
+                self._upload.used()
         self._to_host.enqueue()
         room = raw.most_points + sum(sweep.kept.most for sweep in past)
         notes = ("graph_not_used",) if self._graphs.note else ()
@@ -346,7 +316,8 @@ class UnpackerRing:
         if unpacker is None or not unpacker.fits(raw, rows):
             self._slots[slot] = None  # before another one takes memory
             points = int(raw.num_points * _SPARE)
-            room = max(int(rows * _SPARE), points * (1 + min(self._max_past, 9)))
+            joined = int(raw.most_points * _SPARE) * (1 + min(self._max_past, _USUAL_PAST))
+            room = max(int(rows * _SPARE), joined)
             data = int(len(raw.data) * _SPARE) + _ALIGNED
             unpacker = PointUnpacker(self._device, data, points, room, self._max_past, self._bind)
             self._slots[slot] = unpacker
