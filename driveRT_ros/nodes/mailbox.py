@@ -111,8 +111,12 @@ class Mailbox:
                 timeout_s,
             )
 
-    def close(self) -> None:
-        """Let the worker go home; what is pending is not processed."""
+    def close(self) -> list[Work]:
+        """Let the worker go home; return what waits and is not processed any more."""
         with self._changed:
+            gone = [*self._claimed, *self._pending]
+            self._claimed.clear()
+            self._pending.clear()
             self._closed = True
             self._changed.notify_all()
+            return gone

@@ -138,6 +138,10 @@ class Session:
         for subscription in self._subscriptions:
             self._node.destroy_subscription(subscription)
         self._node.destroy_timer(self._timer)
+        if self._node.context.ok():  # else nobody can be told
+            waiting = self._mailbox.close()  # first, so that no frame begins now
+            self._gate.flush()
+            self._lose("deactivated", [*waiting, *self._mailbox.close()])
         if ended := self._worker.stop(timeout_s):  # else the worker may be publishing
             self._outputs.destroy()
         return ended

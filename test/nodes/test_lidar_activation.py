@@ -65,7 +65,9 @@ def test_no_second_worker_starts_while_one_is_still_at_its_frame(
     monkeypatch.setattr(LidarHandler, "handle", slowly)
     active.handle_cloud(make_cloud(S))
     assert begun.wait(20.0)
+    active.handle_cloud(make_cloud(S + 1))  # waits, and is never processed
     active.trigger_deactivate()
+    assert active.health.state.dropped == {"deactivated": 1}
     active.trigger_activate()
     assert active.fatal is not None and "not done" in active.fatal
     assert not active.close(0.0)
@@ -98,3 +100,12 @@ def test_a_node_that_has_nothing_to_do_sleeps_between_two_looks_at_its_health(
         executor.shutdown(timeout_sec=0.0)
     looks = 1e3 / active.config.diagnostics.validation_callback_interval_ms
     assert wakes <= 2 * looks
+
+
+def test_a_cloud_that_still_waits_for_its_transform_at_the_end_is_counted(domain_id: int) -> None:
+    """Whoever compares what went in with what came out finds every cloud once."""
+    with active_node(domain_id, densification_params__num_past_frames=1) as node:
+        node.handle_cloud(make_cloud(S))
+        node.trigger_deactivate()
+        state = node.health.state
+        assert (state.received, state.processed, dict(state.dropped)) == (1, 0, {"tf_missing": 1})

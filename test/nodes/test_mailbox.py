@@ -72,6 +72,15 @@ def test_closing_sends_a_waiting_worker_home() -> None:
     assert taken == [None]
 
 
+def test_what_waits_at_the_end_is_handed_back_to_be_counted() -> None:
+    mailbox = Mailbox(keep_all=False, history=3)
+    for name in "abc":
+        mailbox.put(name, 0.0)
+    mailbox.claim()
+    assert [work.item for work in mailbox.close()] == ["a", "b", "c"]
+    assert mailbox.close() == [] and mailbox.take() is None
+
+
 def test_idle_means_nothing_waits_and_nothing_is_in_work() -> None:
     mailbox = Mailbox(keep_all=True, history=0)
     assert mailbox.wait_idle(0.0)
