@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import weakref
+from concurrent.futures import ThreadPoolExecutor
 from types import SimpleNamespace
 
 import numpy as np
@@ -14,11 +15,12 @@ from driveRT_ros.core import grid_ops
 from driveRT_ros.core.errors import ConfigError
 from driveRT_ros.core.gpu import grid_blocks, prepared
 from driveRT_ros.core.gpu import grid_ops as gpu
+from driveRT_ros.core.grid_types import STATS
 from driveRT_ros.core.nanovdb_layout import ON_INDEX, converted, read_header
 from driveRT_ros.core.reference import grid_ops as reference
 from driveRT_ros.core.reference import grid_stats as reference_stats
 from test.support.launch import Backend
-from test.support.nvdb_grids import mixed, padded
+from test.support.nvdb_grids import Sketch, mixed, padded
 
 
 class ShimKernel:
@@ -98,6 +100,41 @@ def test_what_was_prepared_keeps_no_grid(on_shim):
     del tensor
     gc.collect()
     assert gone() is None
+
+
+@pytest.mark.gpu
+def test_threads_on_streams_of_their_own_share_what_was_prepared():
+    index, values = mixed().grid(ON_INDEX), mixed().values().astype(np.float32)
+    scaled = [(values * np.float32(scale)).astype(np.float32) for scale in (1, -2, 0.5, 3)]
+    grids = [reference.index_to_grid(index, read_header(index), each, 2) for each in scaled]
+    header = read_header(grids[0])
+
+    def work(grid):
+        wrong = []
+        with torch.cuda.stream(torch.cuda.Stream()):
+            tensor = torch.from_numpy(grid).cuda()
+            expected = reference.checksum(grid, header)
+            records = reference_stats.grid_stats(grid, header).tobytes()
+            for _ in range(100):
+                found = grid_ops.checksum(tensor, header), grid_ops.grid_stats(tensor, header)
+                if found[0] != expected or found[1].host().tobytes() != records:
+                    wrong.append(found)
+        return wrong
+
+    with ThreadPoolExecutor(4) as pool:
+        assert list(pool.map(work, grids)) == [[]] * 4
+
+
+@pytest.mark.gpu
+def test_every_call_counts_its_upper_nodes_anew():
+    far = {(4096 * i, 0, 0): float(i) for i in range(40)}
+    grid = Sketch(far).grid()
+    header, tensor = read_header(grid), torch.from_numpy(grid).cuda()
+    expected = reference_stats.grid_stats(grid, header).tobytes()
+    shape = (sum(header.node_counts) + 2, STATS.itemsize)
+    for byte in (0, 1, 255):  # what the memory of the records held before
+        torch.full(shape, byte, dtype=torch.uint8, device="cuda")
+        assert grid_ops.grid_stats(tensor, header).host().tobytes() == expected
 
 
 def test_a_grid_with_gaps_is_read_as_it_is(on_shim, monkeypatch):
