@@ -99,11 +99,12 @@ def check_frame(frame: CameraFrame) -> None:
         InvalidFrame: With a stable ``code``: ``image_missing``, ``image_type``, ``image_size``,
             ``intrinsics``, ``distorted`` or ``extrinsics``.
     """
-    _check_image(frame)
-    _check_calibration(frame)
+    check_image(frame)
+    check_calibration(frame)
 
 
-def _check_image(frame: CameraFrame) -> None:
+def check_image(frame: CameraFrame) -> None:
+    """Check the pixels alone, see :func:`check_frame`."""
     image, name = frame.image, frame.name
     if image is None:
         raise InvalidFrame(
@@ -132,7 +133,8 @@ def _check_image(frame: CameraFrame) -> None:
         )
 
 
-def _check_calibration(frame: CameraFrame) -> None:
+def check_calibration(frame: CameraFrame) -> None:
+    """Check the calibration alone, see :func:`check_frame`."""
     K, name = np.asarray(frame.K), frame.name
     if K.shape != (3, 3) or not np.isfinite(K).all() or K[0, 0] <= 0 or K[1, 1] <= 0:
         raise InvalidFrame(

@@ -10,8 +10,8 @@ import numpy.typing as npt
 import torch
 
 from driveRT_ros.core.camera_config import CameraConfig
-from driveRT_ros.core.camera_images import check_frame
-from driveRT_ros.core.camera_rig import Calibration, Rig, Sight, rig_key
+from driveRT_ros.core.camera_images import check_calibration, check_image
+from driveRT_ros.core.camera_rig import Calibration, Rig, Sight, given_by, rig_key
 from driveRT_ros.core.camera_stages import CameraStages
 from driveRT_ros.core.errors import ConfigError, InvalidFrame
 from driveRT_ros.core.frame import BevGrid, CameraFrame, Detections, FrameReport
@@ -152,7 +152,7 @@ class CameraPipeline:
         self._stages.fit(present, has_image, clock.lap)
 
         # Where every frustum point lies; kept until a calibration changes.
-        rig, changed = self._rig_of(present)
+        rig, changed = self._latest_rig()
         self._stages.use(rig.scatter_map)
         sight = self._sight_of(rig, has_image)
         clock.lap("maps")
@@ -199,22 +199,27 @@ class CameraPipeline:
                 notes.append(f"camera_missing:{name}")
             else:
                 try:
-                    check_frame(frame_or_none)
+                    self._check(frame_or_none)
                 except InvalidFrame as error:
                     notes.append(f"camera_rejected:{name}:{error.code}")
                     frame_or_none = None
             present.append(frame_or_none)
         return present, notes + [f"camera_unknown:{name}" for name in by_name]
 
-    def _rig_of(self, present: Sequence[CameraFrame | None]) -> tuple[Rig, bool]:
-        """Return the rig of these frames, and whether a known calibration changed.
+    def _check(self, frame: CameraFrame) -> None:
+        """Check a frame; take its calibration if that is another one than before."""
+        check_image(frame)
+        known = self._known.get(frame.name)
+        if known is None or known.given != given_by(frame):
+            check_calibration(frame)
+            self._known[frame.name] = Calibration.of(frame, self.config.model)
+
+    def _latest_rig(self) -> tuple[Rig, bool]:
+        """Return the rig of the last calibrations, and whether one changed that was known.
 
         A missing camera keeps its last calibration, so that it can drop out and come back without
         the map being built again.
         """
-        for frame in present:
-            if frame is not None:
-                self._known[frame.name] = Calibration.of(frame, self.config.model)
         calibrations = [self._known.get(name) for name in self.config.cameras]
         key = rig_key(calibrations)
         if self._rig is not None and self._rig.key == key:

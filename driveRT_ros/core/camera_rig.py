@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cached_property
 
 import numpy as np
 import numpy.typing as npt
@@ -24,6 +25,8 @@ FAR_AWAY_M = 1e6
 _HEIGHTS = 9  # heights at which a cell is looked for in an image
 
 Matrix = npt.NDArray[np.float64]
+Given = tuple[tuple[int, ...], bytes, bytes, bytes]
+"""Size of the image, then the bytes of K, D and T_ego_camera."""
 
 
 @dataclass(frozen=True)
@@ -34,11 +37,13 @@ class Calibration:
         K: (3, 3) intrinsics of the camera image.
         T_ego_camera: (4, 4) camera to ego.
         fit: From the camera image to the network input.
+        given: Of the frame that it is of, see :func:`given_by`.
     """
 
     K: Matrix
     T_ego_camera: Matrix
     fit: ImageFit
+    given: Given | None = None
 
     @staticmethod
     def of(frame: CameraFrame, model: CameraModelConfig) -> Calibration:
@@ -47,12 +52,23 @@ class Calibration:
             K=np.array(frame.K, np.float64),
             T_ego_camera=np.array(frame.T_ego_camera, np.float64),
             fit=ImageFit.of(frame.size_wh, model.image),
+            given=given_by(frame),
         )
 
-    @property
+    @cached_property
     def key(self) -> bytes:
         """Equal for equal calibrations."""
         return self.K.tobytes() + self.T_ego_camera.tobytes() + repr(self.fit).encode()
+
+
+def given_by(frame: CameraFrame) -> Given:
+    """Return what tells the calibration of a frame from those before, whether it is usable or not.
+
+    To compare it costs a frame much less than to check and to take a calibration.
+    """
+    numbers = (frame.K, frame.D, frame.T_ego_camera)
+    K, D, T_ego_camera = (np.asarray(each).tobytes() for each in numbers)
+    return tuple(frame.size_wh), K, D, T_ego_camera
 
 
 @dataclass(frozen=True, eq=False)

@@ -275,6 +275,20 @@ def test_the_scatter_map_is_built_again_only_when_a_calibration_changes(monkeypa
     assert len(built) == 2
 
 
+def test_a_calibration_that_changes_where_it_lies_is_seen_and_checked(images):
+    """Whoever calibrates on the way may write into the matrix that it gave before."""
+    pose = np.array(images[0].T_ego_camera)
+    frames = [replace(images[0], T_ego_camera=pose), *images[1:]]
+    pipeline = CameraPipeline(CameraConfig.from_dict(SMALL), device="cpu")
+    pipeline.process(frames)
+    pose[2, 3] += 0.05
+    assert "calibration_changed" in pipeline.process(frames).report.notes
+    pose[:3, :3] *= 2.0
+    notes = pipeline.process(frames).report.notes
+    assert f"camera_rejected:{NAMES[0]}:extrinsics" in notes
+    assert "calibration_changed" not in notes
+
+
 def test_a_camera_heard_for_the_first_time_is_no_change_of_calibration(images):
     pipeline = CameraPipeline(CameraConfig.from_dict(SMALL), device="cpu")
     pipeline.process(images[1:])
