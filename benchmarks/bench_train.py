@@ -38,7 +38,6 @@ from driveRT_ros.train.loop import Trainer  # noqa: E402
 from driveRT_ros.train.losses import detection_loss  # noqa: E402
 from driveRT_ros.train.module import VoxelNeXtModule  # noqa: E402
 from driveRT_ros.train.schedule import make_optimizer  # noqa: E402
-from driveRT_ros.train.tables import build_tables  # noqa: E402
 from driveRT_ros.train.targets import assign_targets  # noqa: E402
 from driveRT_ros.train.voxels import voxelize_batch  # noqa: E402
 
@@ -134,26 +133,26 @@ def step_in_parts(trainer: Trainer, batch: Batch, marks: Marks) -> None:
     marks("points")
     features, coords = voxelize_batch(points, batch.point_counts, voxels)
     marks("voxelize")
-    build_tables(module.graph, coords, voxels.sparse_shape_zyx)
-    marks("maps (once more inside of 'forward: before conv_input')")
-    with trainer._autocast():
-        found = module(features, coords, voxels.sparse_shape_zyx)
+    maps = module.build_maps(coords, voxels.sparse_shape_zyx, len(batch))
+    marks("maps")
     targets = assign_targets(
-        found.coords_bzyx, batch.boxes.split(batch.box_counts),
+        module.head_cells(maps)[0], batch.boxes.split(batch.box_counts),
         batch.labels.split(batch.box_counts), len(config.model.class_names), voxels, config.loss,
     )  # fmt: skip
     marks("targets")
+    with trainer._autocast():
+        found = module(features, maps)
     loss, _ = detection_loss(found, targets, config.model, config.loss)
     marks("loss")
     loss.backward()
     marks("backward: the rest")
     norm = torch.nn.utils.clip_grad_norm_(module.parameters(), config.optimizer.clip_norm)
-    bool(torch.isfinite(norm))
+    torch.stack((loss.detach(), norm)).tolist()
     marks("gradient norm")
     optimizer.step()
     marks("optimizer")
     if trainer._average is not None:
-        trainer._average.update(module, 1)
+        trainer._average.update(1)
     marks("running average")
 
 

@@ -74,6 +74,10 @@ class CameraTrainer(Trainer):
         ):
             return super().train_step(batch)
 
+    def prepare(self, batch: CameraBatch) -> CameraBatch:
+        """Return the batch on the device."""
+        return batch.to(self.device)
+
     def loss_of(self, batch: CameraBatch) -> tuple[torch.Tensor, dict[str, torch.Tensor]]:
         """Return the loss of a batch and its parts by name."""
         config: CameraTrainConfig = self.config

@@ -8,7 +8,7 @@ import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 import yaml
@@ -18,7 +18,9 @@ from torch.nn.parallel import DistributedDataParallel
 from driveRT_ros.core.config import PostProcessConfig, VoxelizationConfig
 from driveRT_ros.core.errors import CheckpointError, ConfigError
 from driveRT_ros.models.checkpoint import save_weights
+from driveRT_ros.models.voxelnext import FrameMaps
 from driveRT_ros.models.weights import VoxelNeXtWeights
+from driveRT_ros.train.ahead import ahead
 from driveRT_ros.train.config import TrainConfig
 from driveRT_ros.train.data import Batch, Place
 from driveRT_ros.train.log import Log
@@ -27,7 +29,8 @@ from driveRT_ros.train.meters import Means, StepClock
 from driveRT_ros.train.module import VoxelNeXtModule, export_weights
 from driveRT_ros.train.schedule import Average, make_optimizer, one_cycle, set_rates
 from driveRT_ros.train.state import newest_state, read_state, write_state
-from driveRT_ros.train.targets import assign_targets
+from driveRT_ros.train.tables import BatchTables
+from driveRT_ros.train.targets import Targets, assign_targets
 from driveRT_ros.train.voxels import voxelize_batch
 
 WEIGHTS = "weights.safetensors"
@@ -59,6 +62,20 @@ class Progress:
     frames_per_s: float
 
 
+class Ready(NamedTuple):
+    """What of a batch no weight decides.
+
+    Args:
+        features: (N, 5) mean point features of the voxels.
+        maps: Of the network.
+        targets: Of its heads.
+    """
+
+    features: torch.Tensor
+    maps: BatchTables | FrameMaps
+    targets: Targets
+
+
 class Trainer:
     """Trains one model on one device; with several processes each has its own trainer.
 
@@ -73,6 +90,7 @@ class Trainer:
         step: Steps done.
         module: The network.
         note: A sentence on what differs from a run that never stopped, or "".
+        ahead: Whether :meth:`run` prepares a batch while the step before it runs.
         identity: Groups of parameters that must stay the same where a run goes on.
     """
 
@@ -94,7 +112,10 @@ class Trainer:
         self._model: torch.nn.Module = self.module
         if place.world > 1:
             devices = [device.index] if device.type == "cuda" else None
-            self._model = DistributedDataParallel(self.module, device_ids=devices)
+            # Nobody reads running statistics but rank 0, who writes its own: nothing to broadcast.
+            self._model = DistributedDataParallel(
+                self.module, device_ids=devices, broadcast_buffers=False
+            )
         self._optimizer = make_optimizer(self.module, rates)
         self._dtype = _half_of(rates.precision, device)
         self._scaler = torch.amp.GradScaler(
@@ -104,7 +125,8 @@ class Trainer:
         self._statistics = [b for b in self.module.buffers() if b.is_floating_point()]
         self._before = [b.clone() for b in self._statistics]
         self._warm_from: int | None = None
-        self._bad_steps = 0
+        self._bad_steps, self._loss = 0, math.nan
+        self.ahead = device.type == "cuda"
 
     def _make_module(self) -> torch.nn.Module:
         config = self.config
@@ -112,8 +134,11 @@ class Trainer:
 
     # ---- one step -------------------------------------------------------------------------------
 
-    def train_step(self, batch: Batch) -> dict[str, torch.Tensor]:
+    def train_step(self, batch: Batch | Ready) -> dict[str, torch.Tensor]:
         """Learn from one batch and return the parts of its loss, the gradient norm included.
+
+        Args:
+            batch: Frames, or what :meth:`prepare` made of them.
 
         Raises:
             ConfigError: If many steps in a row had no finite gradient.
@@ -132,7 +157,9 @@ class Trainer:
         norm = torch.nn.utils.clip_grad_norm_(
             self.module.parameters(), self.config.optimizer.clip_norm
         )
-        if bool(torch.isfinite(norm)):
+        # The one wait of a step: the loss is for whoever is told how it went.
+        self._loss, finite = torch.stack((loss.detach(), norm)).tolist()
+        if math.isfinite(finite):
             self._bad_steps = 0
             self._scaler.step(self._optimizer)
         else:
@@ -147,25 +174,32 @@ class Trainer:
         self._scaler.update()
         self.step += 1
         if self._average is not None:
-            self._average.update(self.module, self.step)
+            self._average.update(self.step)
         return {"loss": loss.detach(), **parts, "norm": norm}
 
-    def loss_of(self, batch: Batch) -> tuple[torch.Tensor, dict[str, torch.Tensor]]:
-        """Return the loss of a batch and its parts by name."""
+    @torch.no_grad()
+    def prepare(self, batch: Batch) -> Ready:
+        """Return all that a step needs of a batch and that no weight decides."""
         batch = batch.to(self.device)
-        voxels = self.config.voxelization
+        voxels, frames = self.config.voxelization, len(batch)
         features, coords = voxelize_batch(batch.points(), batch.point_counts, voxels)
-        with self._autocast():
-            found = self._model(features, coords, voxels.sparse_shape_zyx)
+        maps = self.module.build_maps(coords, voxels.sparse_shape_zyx, frames)
         targets = assign_targets(
-            found.coords_bzyx,
+            self.module.head_cells(maps)[0],
             batch.boxes.split(batch.box_counts),
             batch.labels.split(batch.box_counts),
             len(self.config.model.class_names),
             voxels,
             self.config.loss,
         )
-        return detection_loss(found, targets, self.config.model, self.config.loss)
+        return Ready(features, maps, targets)
+
+    def loss_of(self, batch: Batch | Ready) -> tuple[torch.Tensor, dict[str, torch.Tensor]]:
+        """Return the loss of a batch and its parts by name."""
+        ready = batch if isinstance(batch, Ready) else self.prepare(batch)
+        with self._autocast():
+            found = self._model(ready.features, ready.maps)
+        return detection_loss(found, ready.targets, self.config.model, self.config.loss)
 
     def _autocast(self) -> torch.autocast:
         half = self._dtype is not None
@@ -195,6 +229,8 @@ class Trainer:
         log = Log(self.folder, self.step) if self.place.rank == 0 else None
         clock, means = StepClock(self.config.data.batch_size * self.place.world), Means()
         saved, save_took, total = time.monotonic(), 0.0, self.config.optimizer.steps
+        if self.ahead:
+            batches = ahead(batches, self.prepare, self.device, total - self.step)
         while self.step < total:
             clock.start()
             batch = next(batches)
@@ -207,7 +243,7 @@ class Trainer:
                 rate = self._optimizer.param_groups[0]["lr"]
                 log.add({"step": self.step, "rate": rate, **means.take(), **clock.rates()})
                 clock.reset()
-            on_step(Progress(self.step, float(parts["loss"]), **clock.rates()))
+            on_step(Progress(self.step, self._loss, **clock.rates()))
             spare = _SAVE_MARGIN_S + 2 * save_took + 2 * clock.longest_s
             if self._agree(stop() or time.monotonic() + spare > deadline_s):
                 break
@@ -216,6 +252,8 @@ class Trainer:
                 self.save()
                 saved = time.monotonic()
                 save_took = saved - started
+        if self.ahead:
+            batches.close()
         self.save()
         if log is not None:
             log.close()

@@ -15,10 +15,8 @@ from driveRT_ros.train.targets import CODE_DIM, Targets
 PARTS = ("heat", *(name for name, _ in BRANCHES))
 
 
-def focal_loss(
-    logits: torch.Tensor, heat: torch.Tensor, of_head: torch.Tensor | None = None
-) -> torch.Tensor:
-    """Return the focal loss over all values, per object.
+def focal_loss(logits: torch.Tensor, heat: torch.Tensor, of_head: torch.Tensor) -> torch.Tensor:
+    """Return the focal loss over all values of each head, per object.
 
     Where the heat is 1: ``-(1 - p)^2 log p``; elsewhere ``-(1 - heat)^4 p^2 log(1 - p)``; the sum
     is divided by the number of ones, at least 1.
@@ -26,10 +24,10 @@ def focal_loss(
     Args:
         logits: (N, C).
         heat: (N, C) in [0, 1].
-        of_head: (H, C) bool; sums and numbers are then those of the columns of each head.
+        of_head: (H, C) bool; the columns of each head.
 
     Returns:
-        A scalar; (H,) where heads are given.
+        (H,).
 
     Source: Lin et al., "Focal loss for dense object detection", ICCV 2017, in the form of Law and
     Deng, "CornerNet", ECCV 2018.
@@ -40,8 +38,6 @@ def focal_loss(
     hit = -((1 - p) ** 2) * functional.logsigmoid(logits) * at_object
     miss = -((1 - heat) ** 4) * p**2 * functional.logsigmoid(-logits)
     cost, count = (hit + miss).sum(dim=0), at_object.sum(dim=0)
-    if of_head is None:
-        return cost.sum() / count.sum().clamp(min=1)
     # Not a product: in lower precision it would round what it adds up.
     cost, count = (torch.where(of_head, value, 0).sum(dim=1) for value in (cost, count))
     return cost / count.clamp(min=1)
@@ -51,23 +47,21 @@ def box_losses(
     codes: torch.Tensor,
     wanted: torch.Tensor,
     code_weights: torch.Tensor,
-    of_head: torch.Tensor | None = None,
+    of_head: torch.Tensor,
 ) -> torch.Tensor:
-    """Return the weighted L1 loss of each of the ten numbers, per object.
+    """Return the weighted L1 loss of each of the ten numbers of each head, per object.
 
     Args:
         codes: (P, 10).
         wanted: (P, 10); NaN is not compared.
         code_weights: (10,).
-        of_head: (P, H) bool; sums and numbers are then those of the objects of each head.
+        of_head: (P, H) bool; the objects of each head.
 
     Returns:
-        (10,); (H, 10) where heads are given.
+        (H, 10).
     """
     known = torch.isfinite(wanted)
     error = torch.where(known, codes - torch.where(known, wanted, 0), 0).abs()
-    if of_head is None:
-        return error.sum(dim=0) * code_weights / max(len(codes), 1)
     total = torch.where(of_head[:, :, None], error[:, None, :], 0).sum(dim=0)
     return total * code_weights / of_head.sum(dim=0).clamp(min=1)[:, None]
 

@@ -14,10 +14,10 @@ from driveRT_ros.core.ops import Ops
 from driveRT_ros.core.reference.bev_merge import bev_merge
 from driveRT_ros.core.sparse_types import CoordMap, SparseTensor
 from driveRT_ros.models.graph import BRANCHES, LayerSpec, Triple
-from driveRT_ros.models.voxelnext import MERGE_SCALES, MERGED_LEVELS, Backbone
+from driveRT_ros.models.voxelnext import MERGE_SCALES, MERGED_LEVELS, Backbone, FrameMaps
 from driveRT_ros.models.weights import VoxelNeXtWeights, fold_batch_norm
 from driveRT_ros.train.autograd import sparse_conv
-from driveRT_ros.train.tables import TableMap, build_tables
+from driveRT_ros.train.tables import BatchTables, TableMap, build_tables
 
 FEATURE_SCALE = (25.0, 25.0, 1.5, 30.0, 0.25)
 """What point features are divided by: x, y, z in metres, intensity, time lag in seconds. The
@@ -157,40 +157,48 @@ class VoxelNeXtModule(nn.Module):
         )
         self.register_buffer("feature_scale", torch.tensor(FEATURE_SCALE), persistent=False)
 
-    def forward(
-        self, features: torch.Tensor, coords_bzyx: torch.Tensor, shape_zyx: Triple
-    ) -> Predictions:
+    @torch.no_grad()
+    def build_maps(
+        self, coords_bzyx: torch.Tensor, shape_zyx: Triple, frames: int | None = None
+    ) -> BatchTables | FrameMaps:
+        """Return every map of a batch; no weight decides them.
+
+        Args:
+            coords_bzyx: (N, 4) int32, unique, frame after frame.
+            shape_zyx: Cells of the voxel grid.
+            frames: Of the batch; None asks the coordinates.
+        """
+        table = coords_bzyx.is_cuda if self.by_table is None else self.by_table
+        if table:
+            return build_tables(self.graph, coords_bzyx, shape_zyx, frames)
+        return self._maps.build_maps(coords_bzyx, shape_zyx)
+
+    def head_cells(self, maps: BatchTables | FrameMaps) -> tuple[torch.Tensor, Triple]:
+        """Return (M, 4) int32 rows of the heads and the cells of the bird's-eye view."""
+        if isinstance(maps, BatchTables):
+            return maps.coords_bzyx, maps.shape_zyx
+        last = maps.by_key[self.graph.bev[-1].map_key]
+        return last.out_coords_bzyx, last.out_shape_zyx
+
+    def forward(self, features: torch.Tensor, maps: BatchTables | FrameMaps) -> Predictions:
         """Return what all heads say of a batch of frames.
 
         Args:
             features: (N, 5) mean point features of the voxels of all frames.
-            coords_bzyx: (N, 4) int32, unique, frame after frame.
-            shape_zyx: Cells of the voxel grid.
+            maps: From :meth:`build_maps`, of the cells of these voxels.
         """
-        table = features.is_cuda if self.by_table is None else self.by_table
         rows = features / self.feature_scale.to(features.dtype)
-        way = self._by_table if table else self._by_pairs
-        return way(rows, coords_bzyx, shape_zyx)
-
-    def _by_table(self, rows: torch.Tensor, coords: torch.Tensor, shape: Triple) -> Predictions:
-        with torch.no_grad():
-            tables = build_tables(self.graph, coords, shape)
-        levels = self._run_levels(rows[tables.order], tables.by_key)
-        merged = tables.merge(torch.cat(levels))
-        rows = self._run(self.graph.bev, merged, tables.by_key)
-        return Predictions(tables.coords_bzyx, tables.shape_zyx, self._heads(rows))
-
-    def _by_pairs(self, rows: torch.Tensor, coords: torch.Tensor, shape: Triple) -> Predictions:
-        with torch.no_grad():
-            maps = self._maps.build_maps(coords, shape)
-        levels = [
-            SparseTensor(rows, maps.level_coords[n - 1], maps.level_shapes[n - 1])
-            for n, rows in zip(MERGED_LEVELS, self._run_levels(rows, maps.by_key))
-        ]
-        merged = bev_merge(levels, MERGE_SCALES)
-        rows = self._run(self.graph.bev, merged.features, maps.by_key)
-        last = maps.by_key[self.graph.bev[-1].map_key]
-        return Predictions(last.out_coords_bzyx, last.out_shape_zyx, self._heads(rows))
+        if isinstance(maps, BatchTables):
+            levels = self._run_levels(rows[maps.order], maps.by_key)
+            rows = maps.merge(torch.cat(levels))
+        else:
+            levels = [
+                SparseTensor(rows, maps.level_coords[n - 1], maps.level_shapes[n - 1])
+                for n, rows in zip(MERGED_LEVELS, self._run_levels(rows, maps.by_key))
+            ]
+            rows = bev_merge(levels, MERGE_SCALES).features
+        rows = self._run(self.graph.bev, rows, maps.by_key)
+        return Predictions(*self.head_cells(maps), self._heads(rows))
 
     def _run_levels(
         self, rows: torch.Tensor, maps: Mapping[str, CoordMap | TableMap]

@@ -65,23 +65,21 @@ class Average:
     """The running average of weights and batch statistics.
 
     Args:
-        module: What is averaged.
+        module: What is averaged, in place: its tensors must stay the ones they are.
         decay: Share of the old average that a step keeps, once there were many steps.
     """
 
     def __init__(self, module: nn.Module, decay: float) -> None:
         self._decay = decay
-        self.tensors = {name: t.detach().clone() for name, t in _floats(module)}
+        current = dict(_floats(module))
+        self._current = list(current.values())
+        self.tensors = {name: tensor.clone() for name, tensor in current.items()}
 
     @torch.no_grad()
-    def update(self, module: nn.Module, step: int) -> None:
+    def update(self, step: int) -> None:
         """Take in the weights after a step, counted from 1; the first steps count more."""
         keep = min(self._decay, (1 + step) / (10 + step))
-        current = dict(_floats(module))
-        names = list(self.tensors)
-        torch._foreach_lerp_(
-            [self.tensors[n] for n in names], [current[n] for n in names], 1.0 - keep
-        )
+        torch._foreach_lerp_(list(self.tensors.values()), self._current, 1.0 - keep)
 
 
 def _floats(module: nn.Module) -> Iterator[tuple[str, torch.Tensor]]:

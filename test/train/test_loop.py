@@ -310,7 +310,7 @@ def test_the_average_follows_the_weights_and_counts_the_first_steps_more():
     average = Average(layer, 0.5)
     for step, value in enumerate((1.0, 1.0, 0.0)):
         layer.weight.data.fill_(value)
-        average.update(layer, step)
+        average.update(step)
     # keep 1/10, 2/11, 3/12
     want = ((0.0 * 0.1 + 0.9) * 2 / 11 + 9 / 11) * 3 / 12
     assert average.tensors["weight"].item() == pytest.approx(want)

@@ -42,15 +42,21 @@ def voxels_of(config, seeds):
     return torch.cat(features), torch.cat(coords), config.voxelization.sparse_shape_zyx
 
 
+def said_of(module, features, coords, shape):
+    return module(features, module.build_maps(coords, shape))
+
+
 @pytest.mark.parametrize("by_table", [False, True])
 def test_exported_weights_detect_what_the_module_says(tmp_path, by_table):
     config = small_config()
     module = a_module(config, by_table=by_table)
     module.train()
-    module(*voxels_of(config, (1, 2, 3)))  # statistics that are not those of a fresh network
+    said_of(
+        module, *voxels_of(config, (1, 2, 3))
+    )  # statistics that are not those of a fresh network
     module.eval()
     with torch.no_grad():
-        found = module(*voxels_of(config, (4,)))
+        found = said_of(module, *voxels_of(config, (4,)))
 
     path = tmp_path / "weights.safetensors"
     save_weights(path, export_weights(module, "test"))
@@ -99,8 +105,8 @@ def test_frames_of_a_batch_do_not_see_each_other():
     config = small_config()
     module = a_module(config).eval()
     with torch.no_grad():
-        both = module(*voxels_of(config, (5, 6)))
-        alone = [module(*voxels_of(config, (seed,))) for seed in (5, 6)]
+        both = said_of(module, *voxels_of(config, (5, 6)))
+        alone = [said_of(module, *voxels_of(config, (seed,))) for seed in (5, 6)]
     joined = torch.cat([a.branches[1]["hm"] for a in alone])
     torch.testing.assert_close(both.branches[1]["hm"], joined, rtol=1e-10, atol=1e-10)
     assert both.coords_bzyx[:, 0].bincount().tolist() == [len(a.coords_bzyx) for a in alone]
@@ -112,7 +118,7 @@ def test_the_gradient_of_the_whole_network_equals_finite_differences():
     inputs = voxels_of(config, (7,))
 
     def loss() -> torch.Tensor:
-        found = module(*inputs)
+        found = said_of(module, *inputs)
         return sum(v.sin().mean() for branches in found.branches for v in branches.values())
 
     module.train()
@@ -142,7 +148,7 @@ def test_halves_give_the_gradients_of_doubles_and_the_same_bits_again(device):
     def gradients(module, rows, half):
         module.train()
         with torch.autocast(device, torch.bfloat16, enabled=half):
-            found = module(rows, coords.to(rows.device), shape)
+            found = said_of(module, rows, coords.to(rows.device), shape)
         loss = sum(v.double().sin().mean() for b in found.branches for v in b.values())
         names, weights = zip(*module.named_parameters())
         return dict(zip(names, torch.autograd.grad(loss, weights)))
@@ -195,7 +201,7 @@ def test_a_batch_of_no_voxel_or_one_gives_numbers_and_keeps_the_statistics_finit
     for count in (0, 1):
         module = a_module(config, by_table=by_table).to(device).train()
         before = {name: tensor.clone() for name, tensor in module.state_dict().items()}
-        found = module(features[:count].to(device), coords[:count].to(device), shape)
+        found = said_of(module, features[:count].to(device), coords[:count].to(device), shape)
         said = [value for branches in found.branches for value in branches.values()]
         assert all(len(value) == len(found.coords_bzyx) for value in said)
         assert (len(found.coords_bzyx) > 0) == (count > 0)

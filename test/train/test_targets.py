@@ -14,7 +14,7 @@ from driveRT_ros.models.graph import BRANCHES
 from driveRT_ros.train.config import LossConfig
 from driveRT_ros.train.losses import box_losses, detection_loss, focal_loss
 from driveRT_ros.train.module import Predictions
-from driveRT_ros.train.targets import assign_targets, encode_boxes, heat_radius
+from driveRT_ros.train.targets import Targets, assign_targets, encode_boxes, heat_radius
 from test.support.training import small_config
 
 VOXELS = small_config().voxelization  # 24 x 24 cells of 0.8 m from -9.6
@@ -143,6 +143,44 @@ def test_more_rows_than_there_are_and_objects_left_out_give_no_pairs():
     assert off.left_out == 1 and len(off.rows) == 0
 
 
+def test_of_rows_as_near_as_each_other_the_first_describes_the_object():
+    """Which of several equal values is the least differs from device to device."""
+    cells = [(12, x) for x in (12, 10, 14)] + [(y, 12) for y in (10, 14)]
+    found = assign(rows(cells), [box(0.4, 0.4)], [[2]], rows_per_object=3, min_radius_cells=4)
+    assert found.rows.tolist() == [0, 1, 2]
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_frames_of_any_size_get_the_targets_that_each_gets_alone(seed):
+    generator = torch.Generator().manual_seed(seed)
+    coords, boxes, labels = [], [], []
+    for frame in range(5):
+        taken = torch.rand(24, 24, generator=generator) < (0.0, 0.05, 0.3, 0.6, 0.9)[frame]
+        coords.append(rows(taken.nonzero().tolist(), frame))
+        count = (3, 0, 7, 12, 1)[(frame + seed) % 5]
+        each = torch.rand(count, 9, generator=generator) * 6 + 0.5
+        each[:, :2] = torch.rand(count, 2, generator=generator) * 24 - 12
+        boxes.append(each)
+        labels.append(torch.randint(0, CLASSES, (count,), generator=generator))
+    rules = LossConfig(rows_per_object=9)
+    whole = assign_targets(torch.cat(coords), boxes, labels, CLASSES, VOXELS, rules)
+    pairs, heats, left_out, first = [], [], 0, 0
+    for frame in range(5):
+        mine = coords[frame].clone()
+        mine[:, 0] = 0
+        alone = assign_targets(mine, boxes[frame : frame + 1], labels[frame : frame + 1],
+                               CLASSES, VOXELS, rules)  # fmt: skip
+        heats.append(alone.heat)
+        left_out += int(alone.left_out)
+        pairs += [(int(r) + first, int(c), *code.tolist())
+                  for r, c, code in zip(alone.rows, alone.labels, alone.codes)]  # fmt: skip
+        first += len(mine)
+    assert torch.equal(whole.heat, torch.cat(heats)) and whole.left_out == left_out
+    assert len(pairs) > 9, "the case must not be trivial"
+    found = zip(whole.rows.tolist(), whole.labels.tolist(), whole.codes.tolist())
+    assert sorted((r, c, *code) for r, c, code in found) == sorted(pairs)
+
+
 @pytest.mark.parametrize("overlap", [0.1, 0.5, 0.7])
 def test_a_box_moved_by_the_radius_keeps_the_overlap(overlap):
     rng = np.random.default_rng(0)
@@ -160,23 +198,33 @@ def test_a_box_moved_by_the_radius_keeps_the_overlap(overlap):
     torch.testing.assert_close(kept.amin(dim=0), torch.full((50,), overlap).double())
 
 
+def heat_loss(logits, heat):
+    """Return the focal loss of one head that has all columns."""
+    return focal_loss(logits, heat, torch.ones(1, logits.shape[1], dtype=torch.bool))[0]
+
+
+def code_losses(codes, wanted, weights):
+    """Return the losses of the numbers of one head that has all objects."""
+    return box_losses(codes, wanted, weights, torch.ones(len(codes), 1, dtype=torch.bool))[0]
+
+
 def test_focal_loss_equals_its_formula():
     logits = torch.tensor([[0.3, -1.0], [2.0, -40.0]], dtype=torch.float64)
     heat = torch.tensor([[1.0, 0.5], [0.0, 1.0]], dtype=torch.float64)
     p = [1 / (1 + math.exp(-v)) for v in logits.flatten().tolist()]
     want = -((1 - p[0]) ** 2) * math.log(p[0]) - 0.5**4 * p[1] ** 2 * math.log(1 - p[1])
     want += -(p[2] ** 2) * math.log(1 - p[2]) - (1 - p[3]) ** 2 * math.log(p[3])
-    assert focal_loss(logits, heat).item() == pytest.approx(want / 2, rel=1e-12)
+    assert heat_loss(logits, heat).item() == pytest.approx(want / 2, rel=1e-12)
     sure = torch.tensor([[200.0, -200.0]])
     for wanted in ([[1.0, 0.0]], [[0.0, 1.0]]):
-        assert torch.isfinite(focal_loss(sure, torch.tensor(wanted)))
+        assert torch.isfinite(heat_loss(sure, torch.tensor(wanted)))
 
 
 def test_an_unknown_velocity_costs_nothing_and_has_no_gradient():
     codes = torch.ones(2, 10, requires_grad=True)
     wanted = torch.zeros(2, 10)
     wanted[1, 8:] = math.nan
-    loss = box_losses(codes, wanted, torch.ones(10))
+    loss = code_losses(codes, wanted, torch.ones(10))
     assert loss.tolist() == [1.0] * 8 + [0.5] * 2
     gradient = torch.autograd.grad(loss.sum(), codes)[0]
     assert (gradient[1, 8:] == 0).all() and (gradient[0] == 0.5).all()
@@ -210,6 +258,36 @@ def test_each_head_answers_for_its_own_classes_only():
     assert set(parts) == {"heat", *(name for name, _ in BRANCHES)}
     boxes = sum(parts[name] for name, _ in BRANCHES)
     torch.testing.assert_close(loss.detach(), parts["heat"] + 0.25 * boxes)
+
+
+def test_the_loss_is_the_sum_over_heads_of_what_each_head_alone_costs():
+    model = small_config().model
+    generator = torch.Generator().manual_seed(1)
+    heads = predictions(400, model)
+    labels = torch.randint(0, CLASSES, (50,), generator=generator)
+    wanted = torch.randn(50, 10, generator=generator)
+    wanted[::7, 8:] = math.nan
+    heat = torch.rand(400, CLASSES, generator=generator)
+    at = torch.randint(0, 400, (50,), generator=generator)
+    heat[at, labels] = 1
+    targets = Targets(heat, at, labels, wanted, torch.tensor(0))
+    weights = tuple(0.1 * k for k in range(1, 11))
+    config = LossConfig(code_weights=weights)
+    found = Predictions(rows([(0, 0)] * 400), (1, 24, 24), tuple(heads))
+    loss, parts = detection_loss(found, targets, model, config)
+    want, heats, first = 0.0, 0.0, 0
+    for branches, classes in zip(heads, model.classes_per_head):
+        last = first + len(classes)
+        mine = ((labels >= first) & (labels < last)).nonzero().squeeze(1)
+        codes = torch.cat([branches[n] for n, _ in BRANCHES], dim=1)[at[mine]]
+        cost = heat_loss(branches["hm"], heat[:, first:last])
+        boxes = code_losses(codes, wanted[mine], torch.tensor(weights))
+        want, heats, first = want + cost + 0.25 * boxes.sum(), heats + cost, last
+    torch.testing.assert_close(loss, want)
+    torch.testing.assert_close(parts["heat"], heats.detach())
+    leaves = [v for head in heads for v in head.values()]
+    for a, b in zip(torch.autograd.grad(loss, leaves), torch.autograd.grad(want, leaves)):
+        torch.testing.assert_close(a, b)
 
 
 def test_a_batch_without_objects_still_has_a_gradient_for_every_branch():
