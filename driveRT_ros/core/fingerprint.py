@@ -59,13 +59,13 @@ def frame_fingerprint(
         coords, features = coords[voxels], features[voxels]
         bev = bev[cell_order(front.bev.coords_bzyx[:, 1:], front.bev.spatial_shape_zyx)]
     rows = {"points": points, "coords": coords, "features": features, "bev": bev}
-    # Taken where the rows lie: of each stage four bytes travel to the host, all at once.
-    bits = crc32_bits(*rows.values()).tolist()
-    return {
-        **{stage: value & 0xFFFFFFFF for stage, value in zip(rows, bits)},
-        **({} if grid is None else {"grid": grid_crc32(grid)}),
-        "detections": crc32(*detections),
-    }
+    # Taken where the rows lie: of each stage four bytes travel to the host, all at once, and what
+    # lies on the host has its turn meanwhile.
+    bits = crc32_bits(*rows.values())
+    grids = {} if grid is None else {"grid": grid_crc32(grid)}
+    found = {"detections": crc32(*detections)}
+    stages = {stage: value & 0xFFFFFFFF for stage, value in zip(rows, bits.tolist())}
+    return {**stages, **grids, **found}
 
 
 def grid_crc32(grid: BevGrid) -> int:
