@@ -15,6 +15,9 @@ steps (all by default):
   tune        drivert tune of both networks in fp32 and fp16, then drivert bench sparse with the Plan
   precisions  drivert qualify: every precision beside fp32
   sparse      the sparse engine beside its peers
+  frame       the whole detector, from points or a message to boxes
+  camera      the camera model, replayed from CUDA graphs and kernel by kernel
+  soak        memory over 2000 clouds of all sizes
   bevpool     the pooling of camera features beside other ways, and the softmax before or inside it
   grid        the operators on NanoVDB grids beside zlib, and those of OpenVDB where OPENVDB is set
 
@@ -49,7 +52,8 @@ tests() {
     local beside=()
     if "$python" -c 'import xdist' 2>/dev/null; then beside=(-n 4 --dist loadfile); fi
     # A file whose packages are missing fails the step and keeps no other from running.
-    "${pytest[@]}" "${beside[@]}" --continue-on-collection-errors test/kernels test/core test/train
+    "${pytest[@]}" "${beside[@]}" --continue-on-collection-errors \
+        test/kernels test/core test/train test/commands
 }
 
 sanitizer() {
@@ -95,6 +99,12 @@ sparse() {
         --frames C,B,A,S10 --precisions fp32,fp32x3,tf32,fp16 --output "$out/sparse.json"
 }
 
+frame() { "${drivert[@]}" bench frame --output "$out/frame.json"; }
+
+camera() { "${drivert[@]}" bench camera --output "$out/camera.json"; }
+
+soak() { "${drivert[@]}" bench soak --output "$out/soak.json"; }
+
 bevpool() {
     "$python" benchmarks/bench_bevpool.py --commit "$commit" --output "$out/bevpool.json"
     local pooling=$?
@@ -109,9 +119,9 @@ grid() {
         --output "$out/grid.json" "${options[@]}"
 }
 
-[[ $# -gt 0 ]] || set -- tests sanitizer tune precisions sparse bevpool grid
+[[ $# -gt 0 ]] || set -- tests sanitizer tune precisions sparse frame camera soak bevpool grid
 for step in "$@"; do
-    if [[ ! $step =~ ^(tests|sanitizer|tune|precisions|sparse|bevpool|grid)$ ]]; then
+    if [[ ! $step =~ ^(tests|sanitizer|tune|precisions|sparse|frame|camera|soak|bevpool|grid)$ ]]; then
         echo "Unknown step '$step'; see --help." >&2
         exit 2
     fi
