@@ -116,7 +116,11 @@ class CameraPipeline:
         return other
 
     def warm_up(self) -> None:
-        """Look once at black images, so that the first frame is not slower than the next."""
+        """Look once at black images, so that the first frame is hardly slower than the next.
+
+        They have the size of the network input: how large those of the cameras are is known with
+        their first messages. So the first frame takes memory for images and builds its own map.
+        """
         other = copy.copy(self)  # so that the cameras made up here stay unknown
         other._known, other._rig = {}, None
         other.process(_black_frames(self.config), with_fingerprint=True)
