@@ -115,6 +115,10 @@ class SweepBuffer:
         past, self._frame_id = history
         self._past = deque(past)
 
+    def unpacks(self, num_points: int) -> bool:
+        """Tell whether :meth:`push_raw` leaves a message of so many points to a device."""
+        return False
+
     def push(self, batch: PointBatch, T_world_lidar: npt.ArrayLike | None) -> torch.Tensor:
         """Add a sweep and return it together with those before it.
 

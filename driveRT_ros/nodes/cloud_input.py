@@ -97,9 +97,12 @@ class CloudInput:
         return self._joined(item, config)
 
     def send_ahead(self, config: InputConfig) -> None:
-        """Join the cloud that comes next, whatever comes of it; its own turn tells."""
+        """Join the cloud that comes next, whatever comes of it; its own turn tells.
+
+        One that the host has to decode is left to its turn: the result at work would wait for it.
+        """
         item, before = self.following(), self._sweeps.history()
-        if item is None:
+        if item is None or not self._sweeps.unpacks(int(item.msg.height) * int(item.msg.width)):
             return
         found: JoinedCloud | Exception
         try:
@@ -128,7 +131,9 @@ class CloudInput:
         if isinstance(cloud, PointBatch):
             return cloud, exact(points)
         if not isinstance(points, UnpackedCloud):
-            return cloud.decode(), exact(points)
+            batch = cloud.decode()
+            notes = (*batch.report.notes, "decoded_by_host")
+            return replace(batch, report=replace(batch.report, notes=notes)), exact(points)
         try:
             return points.summary(), points.exact()
         except InvalidFrame:

@@ -45,6 +45,7 @@ NOTE_TEXT = {
     "intensity_looks_like_0_to_1": "Intensities look like 0..1; set input.intensity_scale to 255.",
     "stamp_zero": "The clouds are stamped 0; the driver should stamp them.",
     "default_frame_id": "The clouds name no frame; input.default_frame_id stands in for it.",
+    "decoded_by_host": "The GPU cannot decode these clouds, or has failed: the slower host does.",
     "precision_not_qualified": "Nobody compared this precision with fp32; 'drivert qualify' does.",
     "faulty_head_output": "The network gives numbers that are not usable; check the weights.",
 }

@@ -65,11 +65,14 @@ def pose(k: int) -> np.ndarray:
     return out
 
 
-def compare(plain: LidarHandler, other: LidarHandler, item: PosedCloud) -> None:
+def compare(
+    plain: LidarHandler, other: LidarHandler, item: PosedCloud, *, by_host: bool = False
+) -> None:
     want, found = (h.handle(item, {*OUTPUTS, FINGERPRINT} - {"objects"}) for h in (plain, other))
     assert found.found.report.fingerprint == want.found.report.fingerprint
     assert found.messages["detections"] == want.messages["detections"]
-    assert (found.stamp_ns, found.notes) == (want.stamp_ns, want.notes)
+    assert found.stamp_ns == want.stamp_ns
+    assert sorted(found.notes) == sorted((*want.notes, *["decoded_by_host"] * by_host))
     assert (found.left_out, found.reached) == (want.left_out, want.reached)
     assert found.left_out["over_capacity"] > 0 < found.left_out["too_far_for_float32"]
 
@@ -111,10 +114,10 @@ def test_where_the_gpu_cannot_decode_the_host_refuses_likewise(
 ) -> None:
     plain, other = handlers(pipeline)
     other._input._sweeps._left_alone = True
-    compare(plain, other, PosedCloud(message(0), pose(0)))
+    compare(plain, other, PosedCloud(message(0), pose(0)), by_host=True)
     item = PosedCloud(message(1, far=True), pose(1))
     assert refused(other, item) == refused(plain, item)
-    compare(plain, other, PosedCloud(message(2), pose(2)))
+    compare(plain, other, PosedCloud(message(2), pose(2)), by_host=True)
 
 
 def test_a_message_is_not_decoded_on_the_host_where_the_gpu_does(pipeline: LidarPipeline) -> None:
@@ -218,7 +221,7 @@ def test_a_cloud_whose_frame_failed_before_its_values_were_known_spoils_no_later
     assert isinstance(sweeps, DeviceSweepBuffer)
     sweeps.push_raw(read_raw(message(1, far=True), CONFIG.input), pose(1))
     sweeps._left_alone = True
-    compare(plain, other, PosedCloud(message(2), pose(2)))
+    compare(plain, other, PosedCloud(message(2), pose(2)), by_host=True)
 
 
 def test_the_total_of_a_cloud_counts_what_was_done_for_it_before_its_turn(
@@ -241,10 +244,13 @@ def test_the_total_of_a_cloud_counts_what_was_done_for_it_before_its_turn(
         )
 
 
-def test_a_message_of_more_points_than_a_gpu_unpacks_is_decoded_on_the_host(
+def test_a_message_of_more_points_than_a_gpu_unpacks_is_decoded_on_the_host_in_its_own_turn(
     pipeline: LidarPipeline, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    """Decoded ahead of it, it would hold up the result of the frame before by all that time."""
     monkeypatch.setattr(gpu_sweeps, "MOST_POINTS", 450)
-    plain, other = handlers(pipeline)
-    for k, count in enumerate((400, 500, 400)):
-        compare(plain, other, PosedCloud(message(k, count=count), pose(k)))
+    items = [PosedCloud(message(k, count=n), pose(k)) for k, n in enumerate((400, 500, 400, 400))]
+    plain, other, _ = looking_ahead(pipeline, items)
+    for k in range(4):
+        compare(plain, other, items.pop(0), by_host=k == 1)
+        assert (other._input._ahead is not None) == (k in (1, 2))

@@ -74,6 +74,10 @@ class DeviceSweepBuffer(SweepBuffer):
         self._make_pinned, self._left_alone = rows_for(device), False
         self._unpackers = UnpackerRing(device, config.num_past_frames, bind)
 
+    def unpacks(self, num_points: int) -> bool:
+        """See :meth:`~driveRT_ros.core.sweeps.SweepBuffer.unpacks`."""
+        return num_points <= MOST_POINTS and not self._left_alone
+
     def _join(self, batch: PointBatch, pose: FloatArray | None) -> torch.Tensor:
         if not self._left_alone:
             with self._noticing_faults(batch):
@@ -81,12 +85,10 @@ class DeviceSweepBuffer(SweepBuffer):
         return super()._join(batch, pose)
 
     def _join_raw(self, raw: RawCloud, pose: FloatArray | None) -> Cloud:
-        if raw.num_points > MOST_POINTS:
-            return self._join(raw.decode(), pose)
-        if not self._left_alone:
+        if self.unpacks(raw.num_points):
             with self._noticing_faults(raw):
                 return self._unpacked(raw, pose)
-        return super()._join(raw.decode(), pose)
+        return self._join(raw.decode(), pose)
 
     @contextlib.contextmanager
     def _noticing_faults(self, cloud: PointBatch | RawCloud) -> Iterator[None]:
