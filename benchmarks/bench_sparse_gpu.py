@@ -87,8 +87,7 @@ def start(options: argparse.Namespace) -> None:
     ready = time.perf_counter()
     ours = Ours("ours fp32", "fp32", config, tensors).backbone
     built = time.perf_counter()
-    ours.maps.load(points)
-    ours.run()
+    ours.enqueue(points)
     ours.rows()
     done = time.perf_counter()
     seconds = {

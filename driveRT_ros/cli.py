@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import multiprocessing
 import os
 import sys
 import traceback
@@ -111,10 +112,17 @@ def main(argv: Sequence[str] | None = None) -> int:
         sys.stderr.write("drivert: interrupted.\n")
         code = 130
     if _wrecks() > before:
-        sys.stdout.flush()
-        sys.stderr.flush()
-        os._exit(code)  # cleaning up would call a CUDA context that is no more, which may abort
+        _leave(code)
     return code
+
+
+def _leave(code: int) -> None:
+    """End the process: cleaning up would call a CUDA context that is no more, which may abort."""
+    for child in multiprocessing.active_children():  # else ended by what is left out here
+        child.terminate()
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(code)
 
 
 def _wrecks(error: Exception | None = None) -> int:
