@@ -21,12 +21,10 @@
 #include "grid_ops.cuh"
 
 #define LEAF_THREADS 256
-#ifndef LEAF_BLOCKS
 #if __CUDA_ARCH__ >= 1000
 #define LEAF_BLOCKS 3  // of leaves that a multiprocessor runs at once: all that need no spills
 #else
 #define LEAF_BLOCKS 4
-#endif
 #endif
 #define LOWER_LANES 128
 #define TOP_LANES 512
@@ -339,14 +337,18 @@ __device__ __forceinline__ void list_slots(const u32 (&used)[WORDS], const u32 (
     const int lane = threadIdx.x & 31, first_thread = threadIdx.x & ~31;
 #pragma unroll
     for (int j = 0; j < WORDS; ++j)
-        for (u32 left = __ballot_sync(0xffffffffu, used[j] != 0); left; left &= left - 1) {
-            const int from = __ffs(left) - 1;  // the lane whose word all of them take
-            const u32 word = __shfl_sync(0xffffffffu, used[j], from);
-            const u32 below = __shfl_sync(0xffffffffu, child[j], from);
-            const u32 at = __shfl_sync(0xffffffffu, before[j], from) + __popc(word & ((1u << lane) - 1)) - window;
-            if (!(word >> lane & 1) || at >= WINDOW) continue;
-            const u32 slot = 32 * (WORDS * (first_thread + from) + j) + lane;
-            list[at] = static_cast<u16>(slot | (below >> lane & 1 ? CHILD : 0u));
+        for (u32 left = __ballot_sync(0xffffffffu, used[j] != 0); left;) {
+#pragma unroll
+            for (int k = 0; k < 4; ++k, left &= left - 1) {  // words whose lanes do not wait for each other
+                const int from = left ? __ffs(left) - 1 : 0;
+                const u32 shown = __shfl_sync(0xffffffffu, used[j], from), word = left ? shown : 0u;
+                const u32 below = __shfl_sync(0xffffffffu, child[j], from);
+                const u32 first = __shfl_sync(0xffffffffu, before[j], from) - window;
+                const u32 at = first + __popc(word & ((1u << lane) - 1));
+                const u32 slot = 32 * (WORDS * (first_thread + from) + j) + lane;
+                if (word >> lane & 1 && at < WINDOW)
+                    list[at] = static_cast<u16>(slot | (below >> lane & 1 ? CHILD : 0u));
+            }
         }
 }
 
