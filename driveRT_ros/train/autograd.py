@@ -141,13 +141,17 @@ def _both_gradients(
     total = _zeros(features, c_in, taps, padded.shape[1])
     first = 0
     for group in tables.groups:
-        flat = by_tap[group.taps].flatten(0, 1)
+        every = len(group.taps) == taps
+        flat = (by_tap if every else by_tap.index_select(0, group.taps)).flatten(0, 1)
         for rows in _chunks(group.table, padded.shape[1]):
             mine = slice(first + rows.start, first + min(rows.stop, len(group.table)))
             columns = _columns(padded, group.table[rows])
             torch.mm(columns, flat, out=grad_features[mine])
-            part = _correlation(features[mine], columns)
-            total[:, group.taps] += part.view(c_in, -1, padded.shape[1])
+            part = _correlation(features[mine], columns).view(c_in, -1, padded.shape[1])
+            if every:
+                total += part
+            else:
+                total.index_add_(1, group.taps, part)  # each tap once: nothing depends on timing
         first += len(group.table)
     if tables.place is not None:
         grad_features = _rows(grad_features, tables.place)

@@ -17,6 +17,7 @@ from driveRT_ros.models.graph import BRANCHES, LayerSpec, Triple
 from driveRT_ros.models.voxelnext import MERGE_SCALES, MERGED_LEVELS, Backbone, FrameMaps
 from driveRT_ros.models.weights import VoxelNeXtWeights, fold_batch_norm
 from driveRT_ros.train.autograd import sparse_conv
+from driveRT_ros.train.constants import constant
 from driveRT_ros.train.tables import BatchTables, TableMap, build_tables
 
 FEATURE_SCALE = (25.0, 25.0, 1.5, 30.0, 0.25)
@@ -234,17 +235,18 @@ class VoxelNeXtModule(nn.Module):
         outs = [self.layers[f"{key}/out"] for key in keys]
         width = -(-max(layer.weight.shape[2] for layer in outs) // 8) * 8  # whole words of halves
         zeros = outs[0].weight.new_zeros(outs[0].weight.shape[1], width)
-        weights, biases, sizes = [], [], []
-        for layer in outs:
-            size = layer.weight.shape[2]
-            weights += [layer.weight[0], zeros[:, size:]]
+        weights, biases = [], []
+        sizes = [layer.weight.shape[2] for layer in outs]
+        for layer, size in zip(outs, sizes):
+            weights += [layer.weight.flatten(0, 1), zeros[:, size:]]
             biases += [layer.bias, zeros[0, size:]]
-            sizes += [size, width - size]
         weight = torch.cat(weights, dim=1).view(-1, len(keys), width).transpose(0, 1)
         bias = torch.cat(biases).view(len(keys), 1, width)
         said = torch.bmm(hidden, weight).to(bias.dtype) + bias
+        used = tuple(k * width + column for k, size in enumerate(sizes) for column in range(size))
+        columns = constant(used, torch.int64, said.device)
         # One split, not many slices: each slice had a gradient as large as all of them.
-        parts = said.transpose(0, 1).flatten(1).split(sizes, dim=1)[::2]
+        parts = said.transpose(0, 1).flatten(1).index_select(1, columns).split(sizes, dim=1)
         size = len(names)
         return tuple(dict(zip(names, parts[k * size : (k + 1) * size])) for k in heads)
 
@@ -252,7 +254,7 @@ class VoxelNeXtModule(nn.Module):
         """Return (layers, N, C): what the hidden layers of all branches make of the same rows."""
         norms = [layer.norm for layer in layers]
         size = norms[0].num_features
-        out = rows @ torch.cat([layer.weight[0] for layer in layers], dim=1)
+        out = rows @ torch.cat([layer.weight.flatten(0, 1) for layer in layers], dim=1)
         means, variances = ([getattr(n, k) for n in norms] for k in ("running_mean", "running_var"))
         mean, var = torch.cat(means), torch.cat(variances)
         weight, bias = torch.cat([n.weight for n in norms]), torch.cat([n.bias for n in norms])
