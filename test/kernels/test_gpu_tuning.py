@@ -184,7 +184,8 @@ def test_nothing_that_lies_on_a_lost_device_is_freed(device, monkeypatch):
     def synchronize(_):
         raise lost
 
-    device.check("subm2", CUDA_CORES, frame(300))
+    device.overflow(frame(50))
+    device._want = {("subm2", "a frame"): {"a layer": torch.zeros(3)}}
     backbones = [weakref.ref(each.backbone) for each in device._engines.values()]
     wanted = [weakref.ref(rows) for each in device._want.values() for rows in each.values()]
     monkeypatch.setattr(torch.cuda, "synchronize", synchronize)
@@ -197,13 +198,13 @@ def test_nothing_that_lies_on_a_lost_device_is_freed(device, monkeypatch):
 def test_after_a_fault_that_the_device_survives_every_engine_is_built_anew(device, monkeypatch):
     monkeypatch.setattr(device_faults, "_wrecks", [])
     monkeypatch.setattr(torch.cuda, "synchronize", lambda _: None)
-    device.check("subm2", CUDA_CORES, frame(300))
+    device.overflow(frame(50))
     backbones = [weakref.ref(each.backbone) for each in device._engines.values()]
     assert device.lost_after(DeviceError("Two runs differ.")) is None
     gc.collect()
     assert [found() for found in backbones] == [None] * len(backbones)
-    assert device_faults.wrecks() == 0
-    assert device.check("subm2", CUDA_CORES, frame(300)) < 1e-6
+    assert backbones and device_faults.wrecks() == 0
+    assert device.overflow(frame(50)) == {}
 
 
 # ---- time ---------------------------------------------------------------------------------------
