@@ -9,7 +9,7 @@ import torch
 
 from driveRT_ros.core import bev_pool as production
 from driveRT_ros.core.cuda import waits_itself
-from driveRT_ros.core.errors import ConfigError
+from driveRT_ros.core.errors import ConfigError, DeviceError
 from driveRT_ros.core.gpu.pool_tuning import tune_pool
 from driveRT_ros.core.paths import share_path
 from driveRT_ros.core.pool_tactics import PoolTactic
@@ -48,6 +48,22 @@ def test_the_fastest_tactic_with_the_right_result_is_chosen(backend):
     only = {"out_dtype": F32, "timer": timer_of(backend, fast)}
     with pytest.raises(ConfigError, match="exceeds 1e-05"):
         tune_pool(made, depth, context, among=[wrong], **only)
+
+
+def test_a_search_on_a_lost_gpu_ends_with_its_error_and_blames_no_tactic():
+    """Every later candidate would be refused for the same reason, which is not theirs."""
+    made, tried = rig_map(), []
+
+    def timer(launch):
+        def run():
+            tried.append(launch.name)
+            raise DeviceError("CUDA error 700 (an illegal memory access) while launching.", 700)
+
+        return run, lambda: 1.0
+
+    with pytest.raises(DeviceError, match="CUDA error 700"):
+        tune_pool(made, *tensors(made, 24, F16, F16), among=[TILES, BALANCED], timer=timer)
+    assert len(tried) == 1
 
 
 @pytest.mark.parametrize(
