@@ -255,7 +255,9 @@ def batch_of(points: dict[str, np.ndarray]) -> PointBatch:
 
 def joins(batch: PointBatch, repeats: int, device: torch.device) -> dict[str, dict[str, float]]:
     """Return times of joins with none and with nine past sweeps."""
-    return {f"{past} past sweeps, {device.type}": join(batch, past, repeats, device) for past in (0, 9)}
+    return {
+        f"{past} past sweeps, {device.type}": join(batch, past, repeats, device) for past in (0, 9)
+    }
 
 
 def main() -> int:

@@ -198,21 +198,6 @@ def test_a_dead_device_ends_the_search_and_the_next_start_leaves_the_culprit_out
     assert all("illegal memory access" in f["fault"] for f in plan.measured["faults"])
 
 
-def test_whole_frames_that_lose_the_device_leave_the_default_and_what_lies_there_is_kept(tmp_path):
-    """The search itself is done and gives its Plan; nothing more is asked of the device."""
-    lost = RuntimeError("CUDA error: unspecified launch failure")
-
-    def whole_frame(plan, name):
-        device.dead = True
-        raise lost
-
-    device = FakeDevice(COSTS, frame_us=whole_frame)
-    plan = tuner(device, tmp_path / "state.json").run()
-    assert plan.tactics == DEFAULT.tactics and not plan.measured["acceptance"]["accepted"]
-    assert "unspecified launch failure" in plan.measured["acceptance"]["reason"]
-    assert device.asked == [lost]
-
-
 @pytest.mark.parametrize("end", [None, DeviceError, SystemExit])
 def test_a_tactic_that_fails_when_it_has_won_is_left_out_and_the_default_stays(tmp_path, end):
     """A fault need not show at once; the next start must not end at the same place."""

@@ -64,7 +64,6 @@ class FakeDevice:
     checked: list[tuple[str, ConvTactic]] = field(default_factory=list)
     timed: list[tuple[str, ConvTactic, ConvTactic, str]] = field(default_factory=list)
     framed: list[tuple[Plan, str]] = field(default_factory=list)
-    asked: list[Exception] = field(default_factory=list)
     dead: bool = False
 
     def prepare(self, domain: str, tactics: Sequence[ConvTactic]) -> None:
@@ -107,7 +106,6 @@ class FakeDevice:
         return self.differs_by
 
     def lost_after(self, fault: Exception) -> Exception | None:
-        self.asked.append(fault)
         return RuntimeError("CUDA error: device-side assert triggered") if self.dead else None
 
 
