@@ -18,11 +18,15 @@ import torch
 from torch.autograd.function import once_differentiable
 from torch.nn import functional
 
+from driveRT_ros.core.errors import ConfigError
 from driveRT_ros.core.reference.coordmap import cells_of_keys, prove_key_range
 from driveRT_ros.core.reference.segments import group_rows
 from driveRT_ros.models.graph import Graph, LayerSpec, Triple
 from driveRT_ros.models.voxelnext import MERGE_SCALES, MERGED_LEVELS
 from driveRT_ros.train.constants import constant_like
+
+_SPARE = 1
+"""Kernels of up to three cells reach so far beyond the grid."""
 
 
 class TapGroup(NamedTuple):
@@ -82,7 +86,11 @@ class BatchTables:
 
 
 class _Cells(NamedTuple):
-    """Occupied cells in ascending order: keys (N,), coordinates (N, 4) int32, and the grid."""
+    """Occupied cells in ascending order: keys (N,), coordinates (N, 4) int32, and the grid.
+
+    Keys number the cells of a grid with :data:`_SPARE` cells more on every axis: a neighbour off
+    the grid has the key of a spare cell, this side or the other, which is never occupied.
+    """
 
     keys: torch.Tensor
     coords_bzyx: torch.Tensor
@@ -103,7 +111,7 @@ def build_tables(
     if frames is None:
         frames = int(coords_bzyx[:, 0].max()) + 1 if len(coords_bzyx) else 1
     keys = _keys(coords_bzyx, shape_zyx, frames)
-    if frames * math.prod(shape_zyx) < 1 << 31:
+    if frames * math.prod(_spacious(shape_zyx)) < 1 << 31:
         keys = keys.int()  # tables of keys are large: half the bytes, half the time
     keys, order = keys.sort()
     cells = _Cells(keys, coords_bzyx[order], shape_zyx)
@@ -135,10 +143,10 @@ def _add_maps(by_key: dict[str, TableMap], layers: tuple[LayerSpec, ...], cells:
 def _strided(cells: _Cells, layer: LayerSpec) -> tuple[TableMap, _Cells]:
     """Return the map of a layer that makes rows, and the cells it makes."""
     stride, padding, kernel = layer.stride_zyx, layer.padding_zyx, layer.kernel_zyx
-    nz, ny, nx = (
+    depth, height, width = (
         (n + 2 * p - k) // s + 1 for n, p, k, s in zip(cells.shape_zyx, padding, kernel, stride)
     )
-    shape = nz, ny, nx
+    shape = depth, height, width
     # Under tap t a cell meets (cell + padding - t) / stride, if that is whole: what is left of the
     # division is the first tap, every stride-th one follows, each a cell further down.
     shifted = cells.coords_bzyx[:, 1:] + constant_like(padding, cells.coords_bzyx)
@@ -154,12 +162,16 @@ def _strided(cells: _Cells, layer: LayerSpec) -> tuple[TableMap, _Cells]:
         cell = shifted[:, axis, None] // s - turn
         sought.append(cell)
         there.append((left[:, axis, None] + turn * s < k) & (cell >= 0) & (cell < n))
-    keys, inside = _joined(batch, sought, there, shape)
+    nz, ny, nx = _spacious(shape)
+    z, y, x = sought[0][:, :, None, None], sought[1][:, None, :, None], sought[2][:, None, None, :]
+    keys = ((batch[:, None, None, None] * nz + z) * ny + y) * nx + x
+    on_z, on_y, on_x = there
+    inside = on_z[:, :, None, None] & on_y[:, None, :, None] & on_x[:, None, None, :]
     # A key beyond all others for what is off the grid costs no wait, unlike a selection.
-    beyond = torch.iinfo(keys.dtype).max
-    last = keys.new_full((1,), beyond)  # so that one of these there is for sure
-    made = torch.unique(torch.cat((keys.masked_fill(~inside, beyond).flatten(), last)))[:-1]
-    table = _rows_of(made, keys, inside)
+    beyond = keys.new_full((1,), torch.iinfo(keys.dtype).max)
+    keys = torch.where(inside, keys, beyond).flatten(1)
+    made = torch.unique(torch.cat((keys.flatten(), beyond)))[:-1]
+    table = _rows_of(made, keys)
     phases = _phases(kernel, stride, keys.device)
     edges = torch.arange(len(phases) + 1, dtype=phase.dtype, device=keys.device)
     counts = torch.searchsorted(phase, edges).diff().tolist() if order is not None else [len(keys)]
@@ -167,7 +179,7 @@ def _strided(cells: _Cells, layer: LayerSpec) -> tuple[TableMap, _Cells]:
         TapGroup(taps, part.index_select(1, columns))
         for (taps, columns), part in zip(phases, table.split(counts))
     )
-    out = _Cells(made, cells_of_keys(made, shape), shape)
+    out = _Cells(made, cells_of_keys(made, (nz, ny, nx)), shape)
     return TableMap(_sources(out, cells, layer), groups, order), out
 
 
@@ -189,46 +201,49 @@ def _phases(
     return phases
 
 
-def _keys(coords_bzyx: torch.Tensor, shape_zyx: Triple, frames: int) -> torch.Tensor:
-    """Return (N,) int64 what ``cell_keys`` returns, without a wait for the greatest frame."""
-    last = torch.tensor([[frames - 1, 0, 0, 0]], dtype=torch.int32)
-    prove_key_range(last, shape_zyx)
+def _spacious(shape_zyx: Triple) -> Triple:
     nz, ny, nx = shape_zyx
-    b, z, y, x = coords_bzyx.long().unbind(1)
-    return ((b * nz + z) * ny + y) * nx + x
+    return nz + _SPARE, ny + _SPARE, nx + _SPARE
+
+
+def _steps(shape_zyx: Triple) -> tuple[int, int, int, int]:
+    """Return how far apart the keys of neighbours are: in b, z, y and x."""
+    nz, ny, nx = _spacious(shape_zyx)
+    return nz * ny * nx, ny * nx, nx, 1
+
+
+def _keys(coords_bzyx: torch.Tensor, shape_zyx: Triple, frames: int) -> torch.Tensor:
+    """Return (N,) int64 keys, without a wait for the greatest frame."""
+    prove_key_range(torch.tensor([[frames - 1, 0, 0, 0]]), _spacious(shape_zyx))
+    coords = coords_bzyx.long()
+    return (coords * constant_like(_steps(shape_zyx), coords)).sum(dim=1)
 
 
 def _sources(out: _Cells, cells: _Cells, layer: LayerSpec) -> torch.Tensor:
     """Return (rows of ``out``, K) int32 row of ``cells`` that each tap reads."""
-    sought, there = [], []
-    for axis in range(3):
-        first = out.coords_bzyx[:, axis + 1, None] * layer.stride_zyx[axis]
-        taps = torch.arange(layer.kernel_zyx[axis], dtype=first.dtype, device=first.device)
-        cell = first - layer.padding_zyx[axis] + taps
-        sought.append(cell)
-        there.append((cell >= 0) & (cell < cells.shape_zyx[axis]))
-    batch = out.coords_bzyx[:, 0].to(cells.keys.dtype)
-    keys, inside = _joined(batch, sought, there, cells.shape_zyx)
-    return _rows_of(cells.keys, keys, inside)
+    reach = max(max(p, k - 1 - p) for k, p in zip(layer.kernel_zyx, layer.padding_zyx))
+    if reach > _SPARE:
+        raise ConfigError(
+            f"Layer '{layer.name}' reaches {reach} cells beyond the grid, but keys of cells leave "
+            f"room for {_SPARE}; train it tap by tap."
+        )
+    steps, dtype = _steps(cells.shape_zyx), cells.keys.dtype
+    coords = out.coords_bzyx.to(dtype)
+    far = tuple(n * s for n, s in zip(steps, (1, *layer.stride_zyx)))
+    first = (coords * constant_like(far, coords)).sum(dim=1, dtype=dtype)
+    taps = tuple(
+        sum((tap - pad) * n for tap, pad, n in zip(at, layer.padding_zyx, steps[1:]))
+        for at in product(*map(range, layer.kernel_zyx))
+    )
+    return _rows_of(cells.keys, first[:, None] + constant_like(taps, coords))
 
 
-def _joined(
-    batch: torch.Tensor, axes: list[torch.Tensor], there: list[torch.Tensor], shape: Triple
-) -> tuple[torch.Tensor, torch.Tensor]:
-    """Return (N, K) keys out of (N, taps) cells on each axis, and whether they are on the grid."""
-    nz, ny, nx = shape
-    z, y, x = axes[0][:, :, None, None], axes[1][:, None, :, None], axes[2][:, None, None, :]
-    plane = (batch[:, None, None, None] * nz + z) * ny + y
-    inside = there[0][:, :, None, None] & there[1][:, None, :, None] & there[2][:, None, None, :]
-    return (plane * nx + x).flatten(1), inside.flatten(1)
-
-
-def _rows_of(keys: torch.Tensor, sought: torch.Tensor, inside: torch.Tensor) -> torch.Tensor:
+def _rows_of(keys: torch.Tensor, sought: torch.Tensor) -> torch.Tensor:
     """Return the int32 row of each key sought; the number of rows where it is absent."""
     position = torch.searchsorted(keys, sought, out_int32=True)
-    padded = functional.pad(keys, (0, 1), value=-1)  # a place beyond the last holds no key
+    padded = functional.pad(keys, (0, 1), value=-1)  # sought beyond the last is never below zero
     there = padded.index_select(0, position.flatten()).view_as(position)
-    return torch.where(inside & (there == sought), position, len(keys))
+    return torch.where(there == sought, position, len(keys))
 
 
 def _merge(
@@ -237,9 +252,11 @@ def _merge(
     """Return the merge of some levels into the bird's-eye view, and its cells."""
     _, ny, nx = levels[0].shape_zyx
     flat = []
+    frame, _, line, cell = _steps((1, ny, nx))
     for level, scale in zip(levels, MERGE_SCALES):
-        b, _, y, x = level.coords_bzyx.long().unbind(1)
-        flat.append((b * ny + y * scale) * nx + x * scale)
+        coords = level.coords_bzyx.long()
+        steps = constant_like((frame, 0, line * scale, cell * scale), coords)
+        flat.append((coords * steps).sum(dim=1))
     # A stable sort keeps the levels as given, and in a level z ascends.
     groups = group_rows(torch.cat(flat))
     most = int(groups.counts.max()) if len(groups.counts) else 0
@@ -252,7 +269,7 @@ def _merge(
     owner = torch.empty_like(rows)
     group = torch.arange(len(groups.counts), device=rows.device)
     owner[rows] = group.repeat_interleave(groups.counts, output_size=total)
-    cells = _Cells(groups.keys, cells_of_keys(groups.keys, (1, ny, nx)), (1, ny, nx))
+    cells = _Cells(groups.keys, cells_of_keys(groups.keys, _spacious((1, ny, nx))), (1, ny, nx))
     table = table.int()
     return lambda features: _GroupSum.apply(features, table, owner), cells
 
