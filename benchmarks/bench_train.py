@@ -12,6 +12,7 @@ the GPU counts, too.
 from __future__ import annotations
 
 import argparse
+import itertools
 import os
 import pickle
 import statistics
@@ -30,6 +31,7 @@ import numpy as np  # noqa: E402
 import torch  # noqa: E402
 
 from driveRT_ros.core.paths import share_path  # noqa: E402
+from driveRT_ros.train.ahead import ahead  # noqa: E402
 from driveRT_ros.train.augment import draw_motion  # noqa: E402
 from driveRT_ros.train.config import TrainConfig  # noqa: E402
 from driveRT_ros.train.data import Batch, collate  # noqa: E402
@@ -42,6 +44,11 @@ from driveRT_ros.train.targets import assign_targets  # noqa: E402
 from driveRT_ros.train.voxels import voxelize_batch  # noqa: E402
 
 DRIVES = 2
+WAITING = (
+    "aten::_local_scalar_dense", "aten::nonzero", "aten::_unique2", "aten::unique_consecutive",
+    "aten::bincount", "aten::lift_fresh",
+)  # fmt: skip
+"""Operators that would wait for a GPU; the last one makes a tensor of numbers on the host."""
 
 
 def arguments() -> argparse.Namespace:
@@ -156,16 +163,27 @@ def step_in_parts(trainer: Trainer, batch: Batch, marks: Marks) -> None:
     marks("running average")
 
 
-def whole_steps(trainer: Trainer, batch: Batch, steps: int) -> list[float]:
-    """Print the time of whole steps and return the loss of each."""
+def whole_steps(trainer: Trainer, batch: Batch, steps: int, early: bool) -> list[float]:
+    """Print the time of whole steps and return the loss of each.
+
+    Args:
+        trainer: A fresh one.
+        batch: Learned from again and again.
+        steps: How many.
+        early: Prepare each while the one before it is learned from, as a run on a GPU does.
+    """
     losses, took = [], []
+    batches = itertools.repeat(batch)
+    if early:
+        batches = ahead(batches, trainer.prepare, trainer.device, steps)
     for _ in range(steps):
         started = time.perf_counter()
-        losses.append(float(trainer.train_step(batch)["loss"]))
+        losses.append(trainer.train_step(next(batches))["loss"])
         took.append((time.perf_counter() - started) * 1e3)
+    losses = [float(loss) for loss in losses]
     middle = statistics.median(took[min(1, steps - 1) :])
     print(
-        f"whole step: {middle:.1f} ms (first {took[0]:.0f}), "
+        f"whole step{', prepared ahead' if early else ''}: {middle:.1f} ms (first {took[0]:.0f}), "
         f"{len(batch) / middle * 1e3:.1f} frames/s; losses {losses[0]:.3f} to {losses[-1]:.3f}"
     )
     return losses
@@ -205,7 +223,7 @@ def kernels(trainer: Trainer, batch: Batch, lines: int) -> None:
         what: sum(row.count for row in rows if row.key.startswith(start))
         for what, start in (
             ("launches", ("cudaLaunchKernel", "cuLaunchKernel")),
-            ("waits", "cudaStreamSynchronize"),
+            ("waits", "cudaStreamSynchronize" if cuda else WAITING),
             ("operators", "aten::"),
         )
     }
@@ -242,8 +260,8 @@ def main() -> None:
         parts(fresh(), batch, args.steps)
         if device.type == "cuda":
             torch.cuda.reset_peak_memory_stats(device)
-        losses = [whole_steps(fresh(), batch, args.steps) for _ in range(2)]
-        print("the same losses again: " + ("yes" if losses[0] == losses[1] else "NO"))
+        losses = [whole_steps(fresh(), batch, args.steps, early) for early in (False, True, True)]
+        print("the same losses again: " + ("yes" if losses[0] == losses[1] == losses[2] else "NO"))
         if device.type == "cuda":
             print(f"most memory: {torch.cuda.max_memory_allocated(device) / 2**30:.1f} GiB")
 
