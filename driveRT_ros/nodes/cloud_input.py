@@ -11,7 +11,7 @@ import torch
 
 from driveRT_ros.core.config import InputConfig, LidarConfig
 from driveRT_ros.core.errors import InvalidFrame
-from driveRT_ros.core.frame import PointBatch
+from driveRT_ros.core.frame import Detections, PointBatch
 from driveRT_ros.core.gpu.unpack_points import UnpackedCloud
 from driveRT_ros.core.raw_cloud import Cloud, CloudSummary, RawCloud, exact
 from driveRT_ros.core.rows import rows_for
@@ -93,10 +93,32 @@ class CloudInput:
             if isinstance(found, Exception):
                 raise found
             return found
-        self.recall()
+        self._recall()
         return self._joined(item, config)
 
-    def send_ahead(self, config: InputConfig) -> None:
+    def run(
+        self, joined: JoinedCloud, process: Callable[..., Detections], config: InputConfig
+    ) -> Detections:
+        """Process a cloud, and send the next one ahead meanwhile.
+
+        Args:
+            joined: What :meth:`join` returned last.
+            process: As :meth:`driveRT_ros.core.pipeline.LidarPipeline.process`.
+            config: How the next one is decoded.
+
+        Raises:
+            InvalidFrame: If the cloud cannot be used: as on the host, that comes before all else
+                that ails its frame.
+            Exception: Of ``process``, whatever it is; the next cloud does not depend on it.
+        """
+        try:
+            return process(joined.points, meanwhile=lambda: self._send_ahead(config))
+        except Exception:
+            self._recall()
+            self.settle(joined)
+            raise
+
+    def _send_ahead(self, config: InputConfig) -> None:
         """Join the cloud that comes next, whatever comes of it; its own turn tells.
 
         One that the host has to decode is left to its turn: the result at work would wait for it.
@@ -112,8 +134,8 @@ class CloudInput:
             found = error
         self._ahead = item, before, found
 
-    def recall(self) -> None:
-        """Undo :meth:`send_ahead`: what comes before that cloud is not as it seemed."""
+    def _recall(self) -> None:
+        """Undo :meth:`_send_ahead`: what comes before that cloud is not as it seemed."""
         if self._ahead is not None:
             self._sweeps.go_back(self._ahead[1])
             self._ahead = None

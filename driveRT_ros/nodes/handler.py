@@ -5,6 +5,7 @@ It knows neither nodes nor topics: a cloud and its pose go in, messages come out
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Collection
 from dataclasses import dataclass
 from typing import Any
@@ -16,7 +17,7 @@ from driveRT_ros.core.bev_grid import occupancy
 from driveRT_ros.core.config import LidarConfig
 from driveRT_ros.core.frame import Detections, PointBatch
 from driveRT_ros.core.pipeline import LidarPipeline
-from driveRT_ros.core.raw_cloud import Cloud, CloudSummary
+from driveRT_ros.core.raw_cloud import CloudSummary
 from driveRT_ros.io.cdr import detections_cdr
 from driveRT_ros.io.encode import encode_objects
 from driveRT_ros.io.messages import make_header
@@ -134,12 +135,7 @@ class LidarHandler:
         watch = Stopwatch()
         joined = self._input.join(item, self.config.input)
         watch.lap_ms()
-        try:
-            found = self._process(joined.points, wanted)
-        except Exception:  # whatever it is, the next cloud must not depend on it
-            self._input.recall()
-            self._input.settle(joined)  # as on the host, what ails the cloud itself comes first
-            raise
+        found = self._input.run(joined, self._detector(wanted), self.config.input)
         process_ms = watch.lap_ms()
         cloud, points = self._input.settle(joined)
         messages = self._encode(cloud, found, points, wanted, item.T_ego_lidar)
@@ -157,15 +153,13 @@ class LidarHandler:
         faults = self.grid_files.frame(cloud.stamp_ns, points, self.config)
         return lidar_result(item.msg, cloud, found, messages, stage_ms, faults)
 
-    def _process(self, points: Cloud, wanted: Collection[str]) -> Detections:
-        found: Detections = self._pipeline.process(
-            points,
+    def _detector(self, wanted: Collection[str]) -> Callable[..., Detections]:
+        return functools.partial(
+            self._pipeline.process,
             with_bev=not {"occupancy_grid", "grid_map"}.isdisjoint(wanted),
             with_fingerprint=FINGERPRINT in wanted,
             with_sparsity=self.config.diagnostics.sparsity,
-            meanwhile=lambda: self._input.send_ahead(self.config.input),
         )
-        return found
 
     def _encode(
         self,

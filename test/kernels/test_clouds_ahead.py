@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import functools
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -13,11 +14,9 @@ from driveRT_ros.core.config import LidarConfig
 from driveRT_ros.core.errors import InvalidFrame
 from driveRT_ros.core.gpu.front_end import make_engine
 from driveRT_ros.core.pipeline import LidarPipeline
-from driveRT_ros.nodes.handler import FINGERPRINT, LidarHandler, PosedCloud
-from driveRT_ros.nodes.result import FrameResult
+from driveRT_ros.nodes.cloud_input import CloudInput
 from test.support import engine
 from test.support.clouds import xyzi_cloud
-from test.support.lidar_messages import SECOND
 from test.support.shim_sweeps import shim_sweeps
 
 SETTINGS = engine.SMALL | {
@@ -25,11 +24,13 @@ SETTINGS = engine.SMALL | {
     "densification_params.num_past_frames": 1,
     "post_process_params.score_thresholds": [0.001],
 }
+CPU = torch.device("cpu")
 COUNTS = (8, 300, -9, 5)
 """Points of the clouds: with the second, frames do not fit; the third is in a map frame."""
 
 
-def items() -> list[PosedCloud]:
+def clouds() -> list[Any]:
+    """Return messages and poses."""
     found = []
     for k, count in enumerate(COUNTS):
         points = engine.street(abs(count), k, edge_m=(4.8, 3.6)).numpy()
@@ -37,17 +38,9 @@ def items() -> list[PosedCloud]:
         columns = dict(zip(("x", "y", "z", "intensity"), points[:, :4].T))
         pose = np.eye(4)
         pose[0, 3] = 0.1 * k
-        found.append(PosedCloud(xyzi_cloud(columns, stamp_ns=SECOND + k * 50_000_000), pose))
+        message = xyzi_cloud(columns, stamp_ns=10**18 + k * 50_000_000)
+        found.append(SimpleNamespace(msg=message, T_world_lidar=pose))
     return found
-
-
-def shim_handlers(config: LidarConfig) -> Iterator[LidarHandler]:
-    """Return handlers whose engine runs on the shim: the host decodes, then the shim, too."""
-    yield LidarHandler(config, shim_pipeline(config))
-    handler = LidarHandler(config, shim_pipeline(config))
-    handler._input._unpacks = True
-    handler._input._sweeps = shim_sweeps(config.densification_params, engine.BACKEND)
-    yield handler
 
 
 def shim_pipeline(config: LidarConfig) -> LidarPipeline:
@@ -58,42 +51,36 @@ def shim_pipeline(config: LidarConfig) -> LidarPipeline:
     return pipeline
 
 
-def gpu_handlers(config: LidarConfig) -> Iterator[LidarHandler]:
-    cuda = torch.device("cuda", 0)
-    for where in (torch.device("cpu"), cuda):
-        yield LidarHandler(config, LidarPipeline(config, None, cuda), where)
+def shim_input(config: LidarConfig) -> CloudInput:
+    made = CloudInput(config, CPU)
+    made._unpacks = True
+    made._sweeps = shim_sweeps(config.densification_params, engine.BACKEND)
+    return made
 
 
-def outcomes(handler: LidarHandler, *, ahead: bool) -> list[FrameResult | str]:
-    """Return the result of every cloud, or the code of its refusal."""
-    waiting, found = items(), []
-    if ahead:
-        handler.look_ahead(lambda: waiting[0] if waiting else None)
+def outcomes(pipeline: LidarPipeline, given: CloudInput, config: LidarConfig) -> list[Any]:
+    """Return what is known of every frame, or the code of its refusal."""
+    waiting, found = clouds(), []
+    given.following = lambda: waiting[0] if waiting else None
+    process = functools.partial(pipeline.process, with_fingerprint=True)
     while waiting:
-        item = waiting.pop(0)
         try:
-            found.append(handler.handle(item, {"detections", "bev_image", FINGERPRINT}))
+            joined = given.join(waiting.pop(0), config.input)
+            report = given.run(joined, process, config.input).report
+            cloud, points = given.settle(joined)
         except InvalidFrame as error:
             found.append(error.code)
-        assert (handler._input._ahead is not None) <= (ahead and bool(waiting))
+            continue
+        assert len(points) == report.num_points
+        found.append(
+            (cloud.report, report.overflow, report.fingerprint, report.notes, report.dropped)
+        )
     return found
 
 
-def what(result: FrameResult | str) -> Any:
-    if isinstance(result, str):
-        return result
-    picture = bytes(result.messages["bev_image"].data)
-    fingerprint = dict(result.found.report.fingerprint)
-    overflow = dict(result.found.report.overflow)
-    detections = bytes(result.messages["detections"])
-    return picture, fingerprint, overflow, detections, result.notes, dict(result.left_out)
-
-
-def check(handlers: Iterator[LidarHandler], policy: str) -> None:
-    plain, ahead = (outcomes(handler, ahead=k == 1) for k, handler in enumerate(handlers))
-    for k, (want, found) in enumerate(zip(plain, ahead)):
-        assert what(found) == what(want), k
-    odd = [k for k, r in enumerate(ahead) if isinstance(r, str) or r.found.report.overflow]
+def check(plain: list[Any], ahead: list[Any], policy: str) -> None:
+    assert ahead == plain
+    odd = [k for k, frame in enumerate(ahead) if isinstance(frame, str) or frame[1]]
     assert odd == ([1, 2] if policy == "retry" else [1, 2, 3])
     assert ahead[2] == "coordinates_too_large"
     assert (ahead[1] == "engine_overflow") == (policy == "strict")
@@ -105,11 +92,16 @@ def test_a_frame_that_does_not_fit_changes_nothing_in_the_cloud_behind_it(policy
     monkeypatch.setattr(engine.BACKEND, "seed", 0)
     monkeypatch.setattr(engine.BACKEND, "resident", 1)
     config = LidarConfig.from_dict(SETTINGS | {"overflow_policy": policy})
-    check(shim_handlers(config), policy)
+    plain = outcomes(shim_pipeline(config), CloudInput(config, CPU), config)
+    check(plain, outcomes(shim_pipeline(config), shim_input(config), config), policy)
 
 
 @pytest.mark.gpu
 @pytest.mark.parametrize("policy", ["retry", "degrade", "strict"])
 def test_nor_does_it_on_a_gpu(policy):
-    config = LidarConfig.from_dict(SETTINGS | {"overflow_policy": policy})
-    check(gpu_handlers(config), policy)
+    config, cuda = LidarConfig.from_dict(SETTINGS | {"overflow_policy": policy}), "cuda:0"
+    plain, ahead = (
+        outcomes(LidarPipeline(config, None, cuda), CloudInput(config, torch.device(where)), config)
+        for where in ("cpu", cuda)
+    )
+    check(plain, ahead, policy)

@@ -135,11 +135,44 @@ def lose_the_gpu() -> None:
     say("gone on")
 
 
-def test_a_process_goes_on_after_it_lost_the_gpu_and_ends_in_peace() -> None:
+def lose_the_gpu_with_a_cloud_on_its_way() -> None:
+    """Lose it when the next cloud was sent ahead already; runs in a process of its own."""
+    guard, health = guarded()
+    clouds = CloudInput(CONFIG, torch.device("cuda", 0))
+    waiting = [cloud(seed) for seed in range(len(NUM_JOINED))]
+    clouds.following = lambda: waiting[0] if waiting else None
+
+    def detect(last_words: Any = None) -> Any:
+        def process(points: Any, meanwhile: Any) -> Any:
+            return guard.process(
+                points, meanwhile=lambda: (meanwhile(), last_words and last_words())
+            )
+
+        joined = clouds.join(waiting.pop(0), CONFIG.input)
+        found = clouds.run(joined, process, CONFIG.input)
+        return found, clouds.settle(joined)[0].report.notes
+
+    for k in range(2):
+        assert detect()[0].report.num_points == NUM_JOINED[k]
+    try:
+        detect(index_too_far)
+    except RuntimeError as error:
+        fault = device_fault(error)
+        assert fault is not None and fault.context_lost, error
+    else:
+        raise AssertionError("the GPU should be lost")
+    found, notes = detect()
+    assert found.report.num_points == NUM_JOINED[3] and len(found) > 0
+    assert "decoded_by_host" in notes and health.state.device == "cpu"
+    say("gone on")
+
+
+@pytest.mark.parametrize("lose", [lose_the_gpu, lose_the_gpu_with_a_cloud_on_its_way])
+def test_a_process_goes_on_after_it_lost_the_gpu_and_ends_in_peace(lose: Any) -> None:
     code = (
         "import gc, os\n"
-        "from test.kernels.test_gpu_faults import lose_the_gpu\n"
-        "lose_the_gpu()\n"
+        f"from test.kernels.test_gpu_faults import {lose.__name__} as lose\n"
+        "lose()\n"
         "gc.collect()\n"
         "print('ended', flush=True)\n"
         "os._exit(0)\n"  # as nodes end

@@ -204,7 +204,7 @@ def test_what_ails_a_cloud_that_was_sent_ahead_is_told_in_its_own_turn(
     assert refused(other, item) == refused(plain, item)
     with monkeypatch.context() as broken:
         broken.setattr(cloud_input, "read_raw", lambda *_: 1 / 0)
-        other._input.send_ahead(CONFIG.input)
+        other._input._send_ahead(CONFIG.input)
     with pytest.raises(ZeroDivisionError):
         other.handle(items[0], ())
     compare(plain, other, items.pop(0))
