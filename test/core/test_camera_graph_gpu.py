@@ -62,7 +62,8 @@ def check_same(pair, frames) -> None:
     assert "graph_not_used" not in got.report.notes
     if frames:
         assert list(got.report.stage_ms) == STAGES
-        assert all(ms > 0 for ms in got.report.stage_ms.values())
+        work = {name: ms for name, ms in got.report.stage_ms.items() if name != "maps"}
+        assert all(ms > 0 for ms in work.values())  # of a map that is known, nothing is left to do
 
 
 def test_the_graph_path_gives_the_bytes_of_the_eager_path(pair, sets):
