@@ -18,8 +18,10 @@
 // So the time of a warp is its steps. A tile has 1 to 88 of them: they are cut like the intervals of
 // bev_pool.cu into 1, 2, 4 ... parts of about two steps, a warp each, that are neighbours in a block
 // and are added up in order through shared memory. Dearest first; no warp is idle, and the whole
-// example is on the chip at once. More than 128 channels are divided over blocks, or 256 where a search
-// says so: eight-bit rows of 128 need 128 registers, 16 warps of a multiprocessor; halves need 157, 12.
+// example is on the chip at once. Wide features are divided over blocks, which read depths once each:
+// 97 to 128 channels in halves, as a warp of 64 needs 96 registers and one of 128 157; more than 128 in
+// warps of up to 128, whose rows are then loaded by 8 bytes, for 12 of them on a multiprocessor. Such
+// tiles are cut into parts of four steps, as there are more blocks.
 //
 // A lane 4 g + t holds rows v = 4 t .. 4 t + 3 of a step (which of the 16 an index k of the product
 // stands for is free): weights of the cells g and g + 8, features of VEC channels from VEC g on, and
