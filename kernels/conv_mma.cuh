@@ -6,13 +6,17 @@
 // Specialised by CIN, COUT (16, 32, 64 or 128), TM, KC, WARPS_M, WARPS_N, STAGES, PRECISION, and
 // PARTIAL: 1 writes raw fp32 sums for epilogue.cu, 0 finishes the row. COLUMNS, where it is given, is
 // the number of output channels that a block makes of a tile; others make the rest. FLOAT_ROWS, where
-// it is 1, has F16 write rows of floats.
+// it is 1, has F16 write rows of floats. FOLDED, where it is 1, gives blocks their tiles in a fixed
+// order instead of by ticket.
 #pragma once
 #ifndef COLUMNS
 #define COLUMNS COUT
 #endif
 #ifndef FLOAT_ROWS
 #define FLOAT_ROWS 0
+#endif
+#ifndef FOLDED
+#define FOLDED 0
 #endif
 #include "mma.cuh"
 
@@ -67,12 +71,45 @@ struct Tile {
     u32 mask;
 };
 
+__device__ __forceinline__ const int* order_of(const Convolution& c, const Tile& tile) {
+    return c.order + static_cast<long long>(tile.index / kParts) * TM;
+}
+
 __device__ __forceinline__ Tile tile_at(const Convolution& c, int turn) {
     const int place = turn / kParts;
     if (place >= *c.n_tiles) return {-1, 0};
     const int tile = c.tile_rank ? c.tile_rank[place] : place;
     return {tile * kParts + turn % kParts, c.tile_mask[tile]};
 }
+
+// Tiles in a fixed order: through all of them, dearest first, the blocks forwards and backwards in
+// turns. So the block of a dear tile goes on with a cheap one, and thread 0 looks every tile up while
+// the two before it are at work. All members are its own.
+struct Fold {
+    int tiles = 0;
+    int third = -1;     // index of the tile after the next
+    Tile second = {};   // the next tile
+
+    __device__ __forceinline__ int index(const Convolution& c, int turn) const {
+        const int blocks = gridDim.x, unit = turn * blocks + (turn & 1 ? blocks - 1 - blockIdx.x : blockIdx.x), place = unit / kParts;
+        if (place >= tiles) return -1;
+        return (c.tile_rank ? c.tile_rank[place] : place) * kParts + unit % kParts;
+    }
+    __device__ __forceinline__ Tile tile(const Convolution& c, int index) const {
+        return {index, index < 0 ? 0u : c.tile_mask[index / kParts]};
+    }
+    __device__ __forceinline__ Tile first(const Convolution& c) {
+        tiles = *c.n_tiles;
+        const int one = index(c, 0), two = index(c, 1);
+        third = index(c, 2), second = tile(c, two);
+        return tile(c, one);
+    }
+    __device__ __forceinline__ Tile next(const Convolution& c, int turn) {
+        const Tile now = second;
+        second = tile(c, third), third = index(c, turn + 2);
+        return now;
+    }
+};
 
 // ---- the ring ------------------------------------------------------------------------------------
 
@@ -94,13 +131,17 @@ __device__ __forceinline__ int part_at(int row, int block, int t) {
 __device__ __forceinline__ int steps_of(const Tile& tile) { return tile.mask ? __popc(tile.mask) * kSlabs : 1; }
 
 // Copies slab after slab, tile after tile, into the ring of stages. A tile is claimed when the one
-// before it begins; the barrier of the step between makes it known to every thread.
+// before it begins; the barrier of the step between makes it known to every thread. Where FOLDED, a
+// tile begins as soon as the last tap of the one before it is taken, so that its first rows are known
+// in time.
 struct Ring {
     const Convolution& c;
     char* smem;
     Tile* queue;
     int turn = 0;           // tiles begun
+    Fold fold;
     bool closed = false;
+    bool empty = false;     // the tile has no tap, and its empty turn is still to come
     u32 taps = 0;           // of this tile, still to come
     int slab = 0;
     int stage = 0, refill = STAGES - 1;
@@ -112,7 +153,7 @@ struct Ring {
     int source[copies_a + 1], ahead[copies_a + 1];  // one is unused: an array may not be empty
 
     __device__ __forceinline__ Ring(const Convolution& conv, char* shared, Tile* tiles) : c(conv), smem(shared), queue(tiles) {
-        if (threadIdx.x == 0) queue[0] = tile_at(c, blockIdx.x);
+        if (threadIdx.x == 0) queue[0] = FOLDED ? fold.first(c) : tile_at(c, blockIdx.x);
         __syncthreads();
         for (int s = 0; s < STAGES - 1; ++s) {
             load(s);
@@ -140,27 +181,32 @@ struct Ring {
     }
 
     __device__ __forceinline__ void begin_tile() {
+        if (FOLDED && closed) return;
         const Tile tile = queue[turn % kQueue];
         ++turn;
         closed = tile.index < 0;
         if (closed) return;
-        if (threadIdx.x == 0) queue[turn % kQueue] = tile_at(c, gridDim.x + atomicAdd(c.ticket, 1));
+        if (threadIdx.x == 0) queue[turn % kQueue] = FOLDED ? fold.next(c, turn) : tile_at(c, gridDim.x + atomicAdd(c.ticket, 1));
         taps = tile.mask;
+        empty = !taps;
         table = static_cast<u32>(tile.index / kParts) * c.group_taps * TM;
         column = tile.index % kParts * kBlockColumns;
         if (taps) look_up();
     }
 
     __device__ __forceinline__ void load(int to) {
-        if (closed) return;
+        if (!FOLDED && closed) return;  // the last slabs are still to come where the end is known early
         if (slab == 0) {
-            if (!taps) begin_tile();
+            const bool begins = !taps && !(FOLDED && empty);
+            if (begins) begin_tile();
+            empty = false;
             if (!taps) return;
-            weight = (__ffs(taps) - 1) * (CIN * COUT * kElement);
+            weight = (__ffs(taps) - 1) * (CIN * COUT * kElement) + column;
             taps &= taps - 1;
 #pragma unroll
             for (int i = 0; i < copies_a; ++i) source[i] = ahead[i];
             if (taps) look_up();
+            else if (FOLDED && !begins) begin_tile();  // one a load: the next tile is known after a barrier
         }
         char* a = smem + to * (kStageA + kStageB);
         const int row = threadIdx.x / row_copies, chunk = threadIdx.x % row_copies;
@@ -171,7 +217,7 @@ struct Ring {
             const long long from = static_cast<long long>(present ? source[i] : 0) * (CIN * kElement);
             copy16_async(a + place(row + i * copied_rows, chunk), x + from, present);
         }
-        const char* w = static_cast<const char*>(c.weight) + weight + slab * (kBlocks * kBlockWeights) + column;
+        const char* w = static_cast<const char*>(c.weight) + weight + slab * (kBlocks * kBlockWeights);
 #pragma unroll
         for (int i = 0; i < copies_b; ++i) {
             const int e = (threadIdx.x + i * kThreads) * 16;
@@ -253,16 +299,40 @@ __device__ __forceinline__ void finish(const Convolution& c, int row, int channe
     store_run<PRECISION == F16 && !PARTIAL && !FLOAT_ROWS>(c.out, at, run);
 }
 
-// Writes what a warp summed; `order` names its rows, `column` is the first channel of the block.
-__device__ __forceinline__ void write(const Convolution& c, const int* order, const Sum (&sum)[kR][kC][4], int column = 0) {
+// The numbers of the rows that a warp writes: where FOLDED they are read at once, and each lane keeps
+// some, else when they are needed.
+struct RowNumbers {
+#if FOLDED
+    static constexpr int words = (kR * 8 + 31) / 32, in_lanes = kR * 8 < 32 ? kR * 8 : 32;
+    static_assert((kR & (kR - 1)) == 0, "lanes hold whole words");
+    int word[words];
+
+    __device__ __forceinline__ void load(const int* order) {
+#pragma unroll
+        for (int i = 0; i < words; ++i) word[i] = order[i * 32 + threadIdx.x % in_lanes];
+    }
+    __device__ __forceinline__ int2 pair(int first) const {
+        const int from = word[first / 32];
+        return make_int2(__shfl_sync(0xffffffffu, from, first % 32), __shfl_sync(0xffffffffu, from, first % 32 + 1));
+    }
+#else
+    const int* order;
+
+    __device__ __forceinline__ void load(const int* from) { order = from; }
+    __device__ __forceinline__ int2 pair(int first) const { return *reinterpret_cast<const int2*>(order + first); }
+#endif
+};
+
+// Writes what a warp summed to rows; `column` is the first channel of the block.
+__device__ __forceinline__ void write(const Convolution& c, const RowNumbers& rows, const Sum (&sum)[kR][kC][4], int column = 0) {
     const int lane = threadIdx.x & 31, warp = threadIdx.x >> 5, g = lane >> 2, t = lane & 3;
     const int channel0 = column + warp % WARPS_N * (kC * 16) + kRun * g;
 #pragma unroll
     for (int r = 0; r < kR; ++r) {
-        const int2 rows = *reinterpret_cast<const int2*>(order + 2 * t + r * 8);
+        const int2 pair = rows.pair(r * 8 + 2 * t);
 #pragma unroll
         for (int side = 0; side < 2; ++side) {
-            const int row = side ? rows.y : rows.x;
+            const int row = side ? pair.y : pair.x;
             if (row < 0) continue;
 #pragma unroll
             for (int c0 = 0; c0 < kC; c0 += kRun / 2) {

@@ -109,7 +109,9 @@ __device__ __forceinline__ void convolve(const Convolution& c, char* smem) {
 #pragma unroll
             for (int block = 0; block < kBlocks; ++block) multiply(sum, stream, w + block * kBlockWeights, c.x_scale);
         }
-        write(c, c.order + static_cast<long long>(tile.index) * TM, sum);
+        RowNumbers rows;
+        rows.load(order_of(c, tile));
+        write(c, rows, sum);
         turn = __shfl_sync(0xffffffffu, next, 0);
     }
 }
@@ -129,7 +131,9 @@ __device__ __forceinline__ void convolve(const Convolution& c, char* smem) {
 #pragma unroll
             for (int block = 0; block < kBlocks; ++block) multiply(sum, stream, w + block * kBlockWeights, c.x_scale);
         }
-        write(c, c.order + static_cast<long long>(tile.index) * TM + row0, sum);
+        RowNumbers rows;
+        rows.load(order_of(c, tile) + row0);
+        write(c, rows, sum);
     }
 }
 #endif

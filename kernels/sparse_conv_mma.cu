@@ -13,7 +13,8 @@
 // ldmatrix, in every precision, and the weights of a stage one contiguous copy.
 //
 // The ring never drains between tiles: copies of the next tile run while this one is multiplied and
-// written. Tiles come from a ticket, dearest first.
+// written. Tiles come from a ticket, dearest first, or where FOLDED in a fixed order; then everything
+// about a tile is looked up while those before it are at work.
 //
 // Sums of one row run over taps in ascending order, whatever tile the row fell into: an absent tap
 // adds exact zeros. Same tactic, same bytes.
@@ -49,11 +50,14 @@ extern "C" __global__ void __launch_bounds__(kThreads, MIN_BLOCKS) sparse_conv_m
     for (int turn = 0;; ++turn) {
         const Tile tile = queue[turn % kQueue];
         if (tile.index < 0) return;
+        RowNumbers rows;
+        if (FOLDED) rows.load(order_of(c, tile) + row0);  // there long before the rows are written
         Sum sum[kR][kC][4] = {};
         for (int step = steps_of(tile); step; --step) {
             const char* stage = ring.next();
             if (tile.mask) multiply(sum, stage, stage + kStageA, row0, c.x_scale);
         }
-        write(c, c.order + static_cast<long long>(tile.index / kParts) * TM + row0, sum, tile.index % kParts * COLUMNS);
+        if (!FOLDED) rows.load(order_of(c, tile) + row0);
+        write(c, rows, sum, tile.index % kParts * COLUMNS);
     }
 }

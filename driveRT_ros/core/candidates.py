@@ -7,6 +7,7 @@ layer, precision and chip always give the same list.
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Iterator
 
 from driveRT_ros.core.plan import ARITHMETIC, check_precision
@@ -43,6 +44,12 @@ STAGED: dict[int, list[Shape]] = {
         (32, 4, 1, 4, 3, 3),
     ],
 }  # fmt: skip
+# More of F16, whose operands are small: eight warps a tile, so that each has half as much to do
+# before the next barrier.
+STAGED_F16: dict[int, list[Shape]] = {
+    64: [(64, 4, 4, 2, 3, 4)],
+    128: [(64, 4, 4, 2, 3, 3), (64, 4, 2, 4, 3, 3)],
+}
 # The same of F64, whose sums take twice the registers; slabs in 8 floats.
 STAGED_F64: dict[int, list[Shape]] = {
     16: [(128, 2, 4, 1, 3, 4), (64, 2, 2, 1, 4, 6), (64, 2, 2, 1, 3, 8), (128, 2, 4, 1, 4, 4)],
@@ -141,9 +148,14 @@ def tensor_core_variants(c_in: int, c_out: int, taps: int, arithmetic: str) -> I
         )
 
     width = _width(c_out)
-    for shape in (STAGED_F64 if arithmetic == "F64" else STAGED)[width]:
+    shapes = (STAGED_F64 if arithmetic == "F64" else STAGED)[width]
+    if arithmetic == "F16":
+        shapes = shapes + STAGED_F16.get(width, [])
+    for shape in shapes:
         for groups in _groups(taps, shape[0]):
             yield made(shape, groups, "staged")
+            if arithmetic == "F16":
+                yield dataclasses.replace(made(shape, groups, "staged"), folded=True)
     if arithmetic == "F64":
         for parts, shape in SHARED_F64.get(width, []):
             for groups in _groups(taps, shape[0]):

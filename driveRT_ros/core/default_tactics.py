@@ -38,7 +38,7 @@ _FEW_ROWS = {
 _FEW_ROWS["TF32"] = _FEW_ROWS["F16X3"]
 _SHARED_TILES = MmaTactic(9, 64, 32, 4, 1, 3, 4, "F64", parts=4)
 # Measured domain by domain, with its widths, on the chips of _MEASURED. F64: blocks share the
-# channels of a tile where a domain fills a wide chip badly.
+# channels of a tile where a domain fills a wide chip badly. F16: tall tiles where tiles are many.
 _OF_DOMAIN: dict[str, dict[tuple[str, int, int], MmaTactic]] = {
     "F64": {
         ("spconv4", 64, 128): MmaTactic(9, 64, 16, 2, 2, 4, 4, "F64", parts=2),
@@ -47,6 +47,10 @@ _OF_DOMAIN: dict[str, dict[tuple[str, int, int], MmaTactic]] = {
         ("spconv6", 128, 128): MmaTactic(9, 16, 32, 1, 4, 2, 5, "F64"),
         ("subm6", 128, 128): _SHARED_TILES,
         ("spconv_out", 128, 128): MmaTactic(3, 64, 32, 4, 1, 3, 4, "F64", parts=4),
+    },
+    "F16": {
+        ("subm1", 16, 16): MmaTactic(3, 128, 16, 4, 1, 4, 6, "F16"),
+        ("spconv2", 16, 32): MmaTactic(3, 128, 16, 4, 1, 4, 4, "F16"),
     },
 }
 _RESIDENT_F16 = MmaTactic(1, 16, 32, 16, 1, 2, 2, "F16", "resident")

@@ -45,6 +45,9 @@ class MmaTactic:
         parts: Blocks that share the output channels of a tile; with more than one, ``warps_n``
             warps share those of a part. For layers of few rows, whose tiles leave
             multiprocessors idle; ``staged`` alone.
+        folded: Whether blocks go through the tiles in a fixed order, forwards and backwards in
+            turns, instead of by ticket: the block of a dear tile goes on with a cheap one, and
+            waits for nothing where one tile ends and the next begins; ``staged`` alone.
     """
 
     groups: int
@@ -57,6 +60,7 @@ class MmaTactic:
     precision: str
     flow: str = "staged"
     parts: int = 1
+    folded: bool = False
 
     @property
     def kind(self) -> str:
@@ -125,6 +129,8 @@ class MmaTactic:
         }
         if self.parts > 1:
             constants["COLUMNS"] = c_out // self.parts
+        if self.folded:
+            constants["FOLDED"] = 1
         if not self.stages_rows:
             constants |= {"RESIDENT": int(self.flow == "resident"), "TAPS": taps}
         return constants
@@ -157,6 +163,7 @@ class MmaTactic:
             and c_out % (8 * run * self.warps_n * max(self.parts, 1)) == 0
             and (not resident or self.warps_n == 1),
             "parts": self.parts == 1 or (self.parts > 1 and self.flow == "staged"),
+            "folded": self.stages_rows or not self.folded,
             "stages": 2 <= self.stages <= 6,
             "threads": 0 < threads <= 1024 and copies % (16 * max(threads, 1)) == 0,
             "shared memory": self.shared_bytes(c_in, c_out, taps) <= shared_limit(capability) - 256,

@@ -60,6 +60,13 @@ def tensor_core():
             yield tactic.kernel, tactic.defines(width, width, 27), ARCHITECTURES
 
 
+def fixed_order():
+    """Return half layers that only a search finds, whose tiles come in a fixed order."""
+    for width, warps, blocks in ((64, (2, 2), 4), (128, (2, 2), 3), (64, (4, 2), 4)):
+        tactic = MmaTactic(3, 64, 64, *warps, 3, blocks, "F16", folded=True)
+        yield tactic.kernel, tactic.defines(width, width, 27), ("sm_90",)
+
+
 def few_rows():
     """Return convolutions that only a search finds, for layers of few rows: extremes."""
     for shape, parts in (
@@ -135,6 +142,7 @@ def configurations():
     yield from planned()
     yield from tensor_core()
     yield from few_rows()
+    yield from fixed_order()
 
 
 def label(stem, defines):

@@ -94,6 +94,8 @@ def variants(arithmetic: str) -> dict[str, tuple]:
         "resident": (1, 16, slab, 4, 1, 2, 1, arithmetic, "resident"),
         "nine groups": (9, 32, slab, 1, 1, 2, 1, arithmetic, "staged"),
     }
+    if arithmetic == "F16":
+        shapes["fixed order"] = (3, 32, slab, 2, 1, 3, 1, arithmetic, "staged", 1, True)
     return {name: (MmaTactic(*shape), 1) for name, shape in shapes.items()}
 
 

@@ -85,6 +85,11 @@ def narrow_plans(precision: str) -> dict[str, Plan]:
     if precision == "fp32":
         made["CUDA cores"] = {name: dataclasses.replace(tactics[name], groups=1) for name in NARROW}
         made["nine groups"] = {name: Tactic(9, 32, 16, 4, 4, 2, 2) for name in NARROW}
+    made["fixed order"] = {
+        name: dataclasses.replace(tactic, folded=True)
+        for name, tactic in tactics.items()
+        if isinstance(tactic, MmaTactic) and tactic.stages_rows
+    }
     return {
         name: dataclasses.replace(base, tactics={**tactics, **some}) for name, some in made.items()
     }

@@ -64,6 +64,24 @@ def test_tiles_of_one_step_or_none_follow_each_other_through_a_deep_ring(flow):
 
 
 @pytest.mark.parametrize(
+    "c_in, groups, parts, taps, stages",
+    [(64, 1, 1, 27, 3), (32, 3, 1, 9, 4), (64, 3, 2, 9, 2), (32, 1, 1, 1, 6)],
+)
+def test_tiles_in_a_fixed_order_give_the_same_bits(c_in, groups, parts, taps, stages):
+    """Back and forth through all of them, for any number of blocks; some tiles have no tap."""
+    choice = tactic("F16", groups=groups, stages=stages, warps=(2, 1))
+    choice = dataclasses.replace(choice, parts=parts)
+    folded = dataclasses.replace(choice, folded=True)
+    for seed, rows in enumerate((0, 300)):
+        layer = Layer(folded, c_in, 64, rows, taps=taps, density=0.06, seed=seed)
+        ticket = Layer(choice, c_in, 64, rows, taps=taps, density=0.06, seed=seed).run()
+        for grid in (1, 3, 50):
+            layer.check(grid=grid, seed=seed)
+            assert layer.run(grid=grid, seed=grid).tobytes() == ticket.tobytes()
+        layer.check(rank=False)
+
+
+@pytest.mark.parametrize(
     "precision, slab", [("F16", 32), ("F16", 128), ("TF32", 16), ("F16X3", 64), ("F64", 64)]
 )
 def test_every_slab_of_wide_rows_agrees(precision, slab):
@@ -230,9 +248,11 @@ def test_unknown_precisions_and_widths_are_refused(precision, shape):
     ("slab", {"slab": 48}), ("warps_m", {"warps": (3, 1)}), ("warps_n", {"warps": (1, 8)}),
     ("stages", {"stages": 7}), ("threads", {"warps": (4, 4), "slab": 32}),
     ("groups", {"groups": 2}), ("flow", {"flow": "hashed"}), ("slab", {"flow": "resident"}),
+    ("folded", {"flow": "direct", "folded": True}),
 ])  # fmt: skip
 def test_a_tactic_says_what_does_not_fit(name, change):
-    choice = tactic("F16", **{"slab": 32, **change})
+    folded = {"folded": change.pop("folded")} if "folded" in change else {}
+    choice = dataclasses.replace(tactic("F16", **{"slab": 32, **change}), **folded)
     assert name in choice.supports(128, 128, 27, (9, 0))
     assert tactic("F16").supports(128, 128, 27, (9, 0)) == ""
     assert "TF32" in tactic("TF32").supports(128, 128, 27, (7, 5))
