@@ -38,8 +38,7 @@ class JoinedCloud:
     """A cloud that has entered the sweep history.
 
     Args:
-        item: The message.
-        cloud: What was read of it.
+        cloud: What was read of the message.
         points: Of it and of past sweeps.
         before: The history before it.
         decode_ms: Time of the host for reading it.
@@ -47,7 +46,6 @@ class JoinedCloud:
         early_ms: What of both was spent before its turn.
     """
 
-    item: Posed
     cloud: PointBatch | RawCloud
     points: Cloud
     before: History
@@ -171,7 +169,7 @@ class CloudInput:
             cloud = decode(item.msg, config=config, make_rows=self._make_rows)
             decode_ms = watch.lap_ms()
             points = self._sweeps.push(cloud, item.T_world_lidar)
-            return JoinedCloud(item, cloud, points, before, decode_ms, watch.lap_ms())
+            return JoinedCloud(cloud, points, before, decode_ms, watch.lap_ms())
         cloud = read_raw(item.msg, config, self._make_rows)
         decode_ms = watch.lap_ms()
         try:
@@ -179,4 +177,4 @@ class CloudInput:
         except InvalidFrame:  # perhaps of the host, where the GPU cannot decode
             self._sweeps.go_back(before)
             raise
-        return JoinedCloud(item, cloud, points, before, decode_ms, watch.lap_ms())
+        return JoinedCloud(cloud, points, before, decode_ms, watch.lap_ms())

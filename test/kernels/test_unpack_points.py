@@ -20,6 +20,7 @@ from driveRT_ros.core.sweeps import SweepBuffer
 from driveRT_ros.io.pointcloud import decode
 from driveRT_ros.io.raw_pointcloud import read_raw
 from test.support.clouds import make_cloud, random_points, xyzi_cloud
+from test.support.odd_clouds import odd_cloud
 from test.support.shim_sweeps import shim_sweeps
 
 COUNT = 700
@@ -139,6 +140,26 @@ def test_every_layout_is_unpacked_to_the_bytes_and_the_report_of_the_host(backen
             raise AssertionError(f"{name}: {error}") from error
         assert (len(summary), summary.stamp_ns) == (len(want), want.stamp_ns)
         assert summary.frame_id == want.frame_id
+
+
+def test_messages_of_any_layout_and_values_are_unpacked_or_refused_as_by_the_host(backend):
+    rng = np.random.default_rng(5)
+    device, refused, decoded = device_sweeps(backend, num_past_frames=0), 0, 0
+    for number in range(120):
+        message, config = odd_cloud(rng)
+        cloud = device.push_raw(read_raw(message, config), None)
+        try:
+            want = decode(message, config=config)
+        except InvalidFrame as error:
+            with pytest.raises(InvalidFrame) as found:
+                cloud.summary()
+            assert str(found.value) == str(error), number
+            refused += 1
+            continue
+        assert cloud.summary().report == want.report, number
+        same_bytes(cloud.exact(), want.rows)
+        decoded += 1
+    assert refused > 10 and decoded > 50
 
 
 def test_an_empty_message_is_an_ordinary_one(backend):
