@@ -89,7 +89,10 @@ class CloudInput:
         if self._ahead is not None and self._ahead[0] is item:
             (_, _, found), self._ahead = self._ahead, None
             if isinstance(found, Exception):
-                raise found
+                try:
+                    raise found
+                finally:
+                    del found  # else it would hold itself, and the message
             return found
         self._recall()
         return self._joined(item, config)
@@ -124,13 +127,12 @@ class CloudInput:
         item, before = self.following(), self._sweeps.history()
         if item is None or not self._sweeps.unpacks(int(item.msg.height) * int(item.msg.width)):
             return
-        found: JoinedCloud | Exception
         try:
             found = self._joined(item, config)
-            found = replace(found, early_ms=found.decode_ms + found.join_ms)
+            early_ms = found.decode_ms + found.join_ms
+            self._ahead = item, before, replace(found, early_ms=early_ms)
         except Exception as error:
-            found = error
-        self._ahead = item, before, found
+            self._ahead = item, before, error
 
     def _recall(self) -> None:
         """Undo :meth:`_send_ahead`: what comes before that cloud is not as it seemed."""

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
+import gc
 import time
+import weakref
 from typing import Any
 
 import numpy as np
@@ -224,6 +227,25 @@ def test_a_cloud_whose_frame_failed_before_its_values_were_known_spoils_no_later
     compare(plain, other, PosedCloud(message(2), pose(2)), by_host=True)
 
 
+def test_a_refused_cloud_that_was_sent_ahead_leaves_its_memory_at_once(
+    pipeline: LidarPipeline,
+) -> None:
+    """An error that refers to itself keeps megabytes until somebody looks for garbage."""
+    bad = message(1)
+    bad.row_step += 1
+    items = [PosedCloud(message(0), pose(0)), PosedCloud(bad, pose(1))]
+    gone = weakref.ref(items[1])
+    _, other, _ = looking_ahead(pipeline, items)
+    gc.disable()
+    try:
+        other.handle(items.pop(0), ())
+        with contextlib.suppress(InvalidFrame):
+            other.handle(items.pop(0), ())
+        assert gone() is None
+    finally:
+        gc.enable()
+
+
 def test_the_total_of_a_cloud_counts_what_was_done_for_it_before_its_turn(
     pipeline: LidarPipeline, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -239,9 +261,8 @@ def test_the_total_of_a_cloud_counts_what_was_done_for_it_before_its_turn(
     while items:
         stage_ms = dict(other.handle(items.pop(0), ()).stage_ms)
         total_ms = stage_ms.pop("total")
-        assert stage_ms["decode"] >= 30.0 and total_ms == pytest.approx(
-            sum(stage_ms.values()), abs=5
-        )
+        assert stage_ms["decode"] >= 30.0
+        assert total_ms == pytest.approx(sum(stage_ms.values()), abs=15)
 
 
 def test_a_message_of_more_points_than_a_gpu_unpacks_is_decoded_on_the_host_in_its_own_turn(
