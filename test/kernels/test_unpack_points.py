@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import copy
 import gc
 import weakref
@@ -20,6 +21,7 @@ from driveRT_ros.core.sweeps import SweepBuffer
 from driveRT_ros.io.pointcloud import decode
 from driveRT_ros.io.raw_pointcloud import read_raw
 from test.support.clouds import make_cloud, random_points, xyzi_cloud
+from test.support.launch import Backend
 from test.support.odd_clouds import odd_cloud
 from test.support.shim_sweeps import shim_sweeps
 
@@ -315,6 +317,27 @@ def test_an_unpacker_that_was_outgrown_leaves_its_memory_at_once(backend):
         assert [x() for x in outgrown] == [None, None]
     finally:
         gc.enable()
+
+
+class Upload:
+    """Notes what is asked of the stream that fetches messages."""
+
+    def __init__(self):
+        self.asked = []
+
+    def __getattr__(self, name):
+        return lambda: self.asked.append(name) or contextlib.nullcontext()
+
+
+def test_bytes_stay_until_what_reads_them_is_through_also_where_enqueueing_fails(monkeypatch):
+    """Kernels that were enqueued before the failure would read half of the next message."""
+    raw, upload = read_raw(LAYOUTS["plain"]), Upload()
+    unpacker = device_sweeps(Backend("cpu-shim"))._unpackers.take(raw, COUNT)
+    monkeypatch.setattr(unpacker, "_upload", upload)
+    monkeypatch.setattr(unpacker._graphs, "run", raising(DeviceError("CUDA error 2.", 2)))
+    with pytest.raises(DeviceError):
+        unpacker.run(raw, [], None, 0.0)
+    assert upload.asked == ["wait", "stream", "sent", "used"]
 
 
 @pytest.mark.gpu
