@@ -20,99 +20,11 @@ from driveRT_ros.core.pipeline import LidarPipeline
 from driveRT_ros.core.sweeps import SweepBuffer
 from driveRT_ros.io.pointcloud import decode
 from driveRT_ros.io.raw_pointcloud import read_raw
-from test.support.clouds import make_cloud, random_points, xyzi_cloud
+from test.support.cloud_layouts import CONFIGS, COUNT, LAYOUTS, POINTS, STAMP_NS, typed
+from test.support.clouds import random_points, xyzi_cloud
 from test.support.launch import Backend
 from test.support.odd_clouds import odd_cloud
 from test.support.shim_sweeps import shim_sweeps
-
-COUNT = 700
-POINTS = random_points(COUNT)
-STAMP_NS = 1_700_000_000_123_456_789
-
-
-def columns(types, names="xyzirt", points=POINTS, gap=0, **values):
-    """Return fields one after the other at offsets that suit nobody, and the step."""
-    long = {"i": "intensity", "r": "ring", "t": "t"}
-    out, offset = {}, gap
-    for name, code in zip(names, types):
-        name = long.get(name, name)
-        out[name] = (values.get(name, points.get(name)), code, offset)
-        offset += int(code[1]) + gap
-    return out, offset
-
-
-def cloud(types, names="xyzirt", gap=0, values=None, **options):
-    fields, step = columns(types, names, gap=gap, **(values or {}))
-    return make_cloud(fields, step, stamp_ns=options.pop("stamp_ns", STAMP_NS), **options)
-
-
-def some(name, **places):
-    """Return a column with other values at some places."""
-    out = POINTS[name].astype(np.float64)
-    for value, at in places.values():
-        out[at] = value
-    return out
-
-
-NAN, INF = np.nan, np.inf
-HOLES = {
-    "x": some("x", a=(NAN, slice(0, None, 4))),
-    "y": some("y", a=(INF, [5, 9]), b=(-8192.0, [13])),
-    "z": some("z", a=(8191.9999, [17]), b=(-NAN, [4, 18])),
-}
-CLOCK = {"t": STAMP_NS * 1e-9 - POINTS["t"] * 1e-9}
-LAYOUTS = {
-    "plain": cloud(["f4"] * 4, "xyzi"),
-    "one_point": cloud(["f4"] * 6, values={k: v[:1] for k, v in POINTS.items()}),
-    "without_intensity": cloud(["f4"] * 3, "xyz"),
-    "float64": cloud(["f8"] * 5, "xyzit"),
-    "small_integers": cloud(["i1", "i2", "i1", "u1", "u2", "u4"]),
-    "wide_integers": cloud(["i4", "i4", "i4", "u4", "u2", "i4"]),
-    "uint16_intensity": cloud(["f4", "f4", "f4", "u2", "u2", "u4"]),
-    "misaligned": cloud(["f4", "f8", "f4", "u1", "u2", "u4"], gap=1),
-    "big_endian": cloud(["f4", "f8", "f4", "u2", "f4", "u4"], big_endian=True),
-    "big_endian_times": cloud(["f4"] * 4 + ["f8", "f4"], values=CLOCK, big_endian=True),
-    "rows_padded": cloud(["f4", "f4", "f4", "f4", "u2", "f8"], height=7, row_padding=5),
-    "holes": cloud(["f4"] * 4, "xyzi", values=HOLES, height=20, is_dense=False),
-    "holes_float64": cloud(["f8"] * 4, "xyzi", values=HOLES, gap=3),
-    "nothing_finite": cloud(["f4"] * 6, values={"x": np.full(COUNT, NAN)}),
-    "clock_seconds": cloud(["f4"] * 4 + ["u2", "f8"], values=CLOCK),
-    "clock_milliseconds": cloud(["f4"] * 4 + ["u2", "f8"], values={"t": CLOCK["t"] * 1e3}),
-    "clock_of_another_day": cloud(["f4"] * 4 + ["u2", "f8"], values=CLOCK, stamp_ns=7 * 10**18),
-    "no_stamp": cloud(["f4"] * 4 + ["u2", "f8"], values=CLOCK, stamp_ns=0),
-    "float_times": cloud(["f4"] * 4 + ["u2", "f4"], values={"t": POINTS["t"] * 1e-9}),
-    "times_before_the_stamp": cloud(["f4"] * 4 + ["u2", "f4"], values={"t": POINTS["t"] * -1e-9}),
-    "times_too_far_apart": cloud(["f4"] * 4 + ["u2", "f8"], values={"t": POINTS["t"] * 1.0}),
-    "one_time": cloud(["f4"] * 4 + ["u2", "u4"], values={"t": POINTS["t"] * 0 + 7}),
-    "odd_times": cloud(
-        ["f4"] * 4 + ["u2", "f4"],
-        values={"t": some("t", a=(NAN, [1]), b=(-INF, [600]), c=(INF, [3])) * 1e-9},
-    ),
-    "no_finite_time": cloud(["f4"] * 4 + ["u2", "f4"], values={"t": np.full(COUNT, INF)}),
-    "times_whose_sum_is_infinite": cloud(
-        ["f4"] * 4 + ["u2", "f4"], values={"t": np.full(COUNT, 3e38)}
-    ),
-    "odd_rings": cloud(["f4"] * 6, values={"ring": some("ring", a=(3e9, [2]), b=(NAN, [3]))}),
-    "odd_intensities": cloud(
-        ["f4"] * 4, "xyzi", values={"intensity": some("intensity", a=(NAN, [1]), b=(-INF, [9]))}
-    ),
-    "no_finite_intensity": cloud(["f4"] * 4, "xyzi", values={"intensity": np.full(COUNT, NAN)}),
-    "intensities_out_of_range": cloud(
-        ["f4"] * 4, "xyzi", values={"intensity": POINTS["intensity"] * 3 - 90}
-    ),
-    "negative_zeros": cloud(
-        ["f4"] * 4, "xyzi", values={"intensity": some("intensity", a=(-0.0, [1]), b=(-1, [2]))}
-    ),
-    "intensities_to_1": cloud(
-        ["f4"] * 4, "xyzi", values={"intensity": POINTS["intensity"] / np.float32(255)}
-    ),
-    "beyond_float32": cloud(["f8"] * 4, "xyzi", values={"x": some("x", a=(1e300, [3]))}),
-}  # fmt: skip
-CONFIGS = {
-    "default": InputConfig(),
-    "scaled": InputConfig(intensity_scale=0.7, default_intensity=3.3, intensity_clip=99.9),
-    "thinned": InputConfig(point_capacity=411, intensity_scale=255.0),
-}
 
 
 def device_sweeps(backend, **limits) -> DeviceSweepBuffer:
@@ -186,7 +98,7 @@ def test_what_comes_out_does_not_depend_on_the_order_of_threads(backend):
 
 def test_a_cloud_in_a_map_frame_is_refused_with_the_sentence_of_the_host_and_not_kept(backend):
     device = device_sweeps(backend)
-    good, far = LAYOUTS["plain"], cloud(["f8"] * 4, "xyzi", values={"y": POINTS["y"] + 4.5e6})
+    good, far = LAYOUTS["plain"], typed(["f8"] * 4, "xyzi", values={"y": POINTS["y"] + 4.5e6})
     device.push_raw(read_raw(good), np.eye(4))
     before = device.history()
     with pytest.raises(InvalidFrame) as want:
@@ -229,7 +141,7 @@ def sweep(k: int, count: int = COUNT):
     values["x"][: count // 5] /= 50
     values["y"][: count // 4] /= 50
     values["z"][::7] = np.nan
-    return cloud(
+    return typed(
         ["f4", "f4", "f4", "u1", "u2", "u4"], values=values, stamp_ns=STAMP_NS + k * 50_000_000
     )
 
