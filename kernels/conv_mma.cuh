@@ -88,7 +88,8 @@ __device__ __forceinline__ Tile tile_at(const Convolution& c, int turn) {
 struct Fold {
     int tiles = 0;
     int third = -1;     // index of the tile after the next
-    Tile second = {};   // the next tile
+    Tile second = {};   // the next tile, or the one that was taken last
+    int due = -1;       // turn of a tile to look up, or -1
 
     __device__ __forceinline__ int index(const Convolution& c, int turn) const {
         const int blocks = gridDim.x, unit = turn * blocks + (turn & 1 ? blocks - 1 - blockIdx.x : blockIdx.x), place = unit / kParts;
@@ -104,10 +105,15 @@ struct Fold {
         third = index(c, 2), second = tile(c, two);
         return tile(c, one);
     }
-    __device__ __forceinline__ Tile next(const Convolution& c, int turn) {
-        const Tile now = second;
-        second = tile(c, third), third = index(c, turn + 2);
-        return now;
+    __device__ __forceinline__ Tile take(int turn) {
+        due = turn + 2;
+        return second;
+    }
+    // After a tile was taken: its registers are free then, and nothing has to be moved, which would
+    // wait for what is read here.
+    __device__ __forceinline__ void look_up(const Convolution& c) {
+        if (due < 0) return;
+        second = tile(c, third), third = index(c, due), due = -1;
     }
 };
 
@@ -142,6 +148,7 @@ struct Ring {
     Fold fold;
     bool closed = false;
     bool empty = false;     // the tile has no tap, and its empty turn is still to come
+    bool begun = false;     // the last first slab was that of a tile
     u32 taps = 0;           // of this tile, still to come
     int slab = 0;
     int stage = 0, refill = STAGES - 1;
@@ -174,9 +181,9 @@ struct Ring {
         return at;
     }
 
-    __device__ __forceinline__ void look_up() {
+    __device__ __forceinline__ void look_up(int (&rows)[copies_a + 1]) {
 #pragma unroll
-        for (int i = 0; i < copies_a; ++i) ahead[i] = c.table[table + threadIdx.x / row_copies + i * copied_rows];
+        for (int i = 0; i < copies_a; ++i) rows[i] = c.table[table + threadIdx.x / row_copies + i * copied_rows];
         table += TM;
     }
 
@@ -186,27 +193,33 @@ struct Ring {
         ++turn;
         closed = tile.index < 0;
         if (closed) return;
-        if (threadIdx.x == 0) queue[turn % kQueue] = FOLDED ? fold.next(c, turn) : tile_at(c, gridDim.x + atomicAdd(c.ticket, 1));
+        if (threadIdx.x == 0) queue[turn % kQueue] = FOLDED ? fold.take(turn) : tile_at(c, gridDim.x + atomicAdd(c.ticket, 1));
         taps = tile.mask;
         empty = !taps;
         table = static_cast<u32>(tile.index / kParts) * c.group_taps * TM;
         column = tile.index % kParts * kBlockColumns;
-        if (taps) look_up();
+        if (taps) look_up(FOLDED ? source : ahead);
+    }
+
+    __device__ __forceinline__ void look_ahead() {
+        if (FOLDED && threadIdx.x == 0) fold.look_up(c);
     }
 
     __device__ __forceinline__ void load(int to) {
         if (!FOLDED && closed) return;  // the last slabs are still to come where the end is known early
         if (slab == 0) {
-            const bool begins = !taps && !(FOLDED && empty);
+            const bool begins = !taps && !(FOLDED && empty);  // one a load: the next tile is known after a barrier
             if (begins) begin_tile();
             empty = false;
-            if (!taps) return;
+            if (!taps) return look_ahead();
             weight = (__ffs(taps) - 1) * (CIN * COUT * kElement) + column;
             taps &= taps - 1;
+            if (!FOLDED) {
 #pragma unroll
-            for (int i = 0; i < copies_a; ++i) source[i] = ahead[i];
-            if (taps) look_up();
-            else if (FOLDED && !begins) begin_tile();  // one a load: the next tile is known after a barrier
+                for (int i = 0; i < copies_a; ++i) source[i] = ahead[i];
+                if (taps) look_up(ahead);
+            }
+            begun = begins;
         }
         char* a = smem + to * (kStageA + kStageB);
         const int row = threadIdx.x / row_copies, chunk = threadIdx.x % row_copies;
@@ -223,7 +236,13 @@ struct Ring {
             const int e = (threadIdx.x + i * kThreads) * 16;
             if (kStageB % (16 * kThreads) == 0 || e < kStageB) copy16_async(a + kStageA + e, w + (kParts == 1 ? e : e / kBlockColumns * kBlockWeights + e % kBlockColumns), true);
         }
-        if (++slab == kSlabs) slab = 0;
+        look_ahead();
+        if (++slab == kSlabs) {
+            slab = 0;
+            // Into the registers that the copies above were the last to read: a move would wait for them.
+            if (FOLDED && taps) look_up(source);
+            else if (FOLDED && (kSlabs > 1 || !begun)) begin_tile();
+        }
     }
 };
 

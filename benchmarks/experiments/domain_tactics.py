@@ -52,7 +52,7 @@ from driveRT_ros.core.tuner import describe  # noqa: E402
 from driveRT_ros.models.graph import build_graph  # noqa: E402
 
 ARITHMETIC = {"fp16": "F16", "tf32": "TF32"}
-ROUNDS, REPLAYS, SHOWN = 5, 10, 6
+ROUNDS, REPLAYS, SHOWN = 5, 10, 8
 Times = dict[str, dict[ConvTactic, float]]
 
 

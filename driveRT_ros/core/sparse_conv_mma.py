@@ -47,7 +47,7 @@ class MmaTactic:
             multiprocessors idle; ``staged`` alone.
         folded: Whether blocks go through the tiles in a fixed order, forwards and backwards in
             turns, instead of by ticket: the block of a dear tile goes on with a cheap one, and
-            waits for nothing where one tile ends and the next begins; ``staged`` alone.
+            no warp waits for what it looks up; ``staged`` alone.
     """
 
     groups: int
