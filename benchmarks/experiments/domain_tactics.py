@@ -9,7 +9,8 @@ included. Each candidate is compared with float64 and run twice for equal bytes 
 turns: ten layers in one graph, median over the rounds. The best of the first frame are put into one
 Plan, and each frame is timed under it and under the default: maps of one group of taps take longer,
 which no layer shows. With ``--all`` every candidate of the tuner runs, not those in three planes
-alone. No layer begins once the seconds are over; it keeps its default.
+alone; those that stage rows run with tiles in a fixed order too. No layer begins once the seconds
+are over; it keeps its default.
 """
 
 from __future__ import annotations
@@ -47,11 +48,12 @@ from driveRT_ros.core.errors import DriveRTError  # noqa: E402
 from driveRT_ros.core.gpu.backbone import SparseBackbone  # noqa: E402
 from driveRT_ros.core.gpu.replay import captured, replay_times  # noqa: E402
 from driveRT_ros.core.plan import Plan, default_plan, domain_layers  # noqa: E402
+from driveRT_ros.core.sparse_conv_mma import MmaTactic  # noqa: E402
 from driveRT_ros.core.tactics import ConvTactic  # noqa: E402
 from driveRT_ros.core.tuner import describe  # noqa: E402
 from driveRT_ros.models.graph import build_graph  # noqa: E402
 
-ARITHMETIC = {"fp16": "F16", "tf32": "TF32"}
+ARITHMETIC = {"fp16": "F16", "tf32": "TF32", "fp32x3": "F16X3", "fp32": "F64"}
 ROUNDS, REPLAYS, SHOWN = 5, 10, 8
 Times = dict[str, dict[ConvTactic, float]]
 
@@ -85,7 +87,12 @@ def choices_of(
             if tactic.arithmetic == ARITHMETIC[options.precision]
             and (options.all or tactic.groups == 3)
         ]
-        choices[name] = tuple(dict.fromkeys((default.tactics[name], *others)))
+        found: list[ConvTactic] = []
+        for tactic in (default.tactics[name], *others):
+            found.append(tactic)
+            if isinstance(tactic, MmaTactic) and tactic.stages_rows:
+                found.append(dataclasses.replace(tactic, folded=True))
+        choices[name] = tuple(dict.fromkeys(found))
     return choices
 
 

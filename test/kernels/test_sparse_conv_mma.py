@@ -64,12 +64,15 @@ def test_tiles_of_one_step_or_none_follow_each_other_through_a_deep_ring(flow):
 
 
 @pytest.mark.parametrize(
-    "c_in, groups, parts, taps, stages",
-    [(64, 1, 1, 27, 3), (32, 3, 1, 9, 4), (64, 3, 2, 9, 2), (32, 1, 1, 1, 6)],
-)
-def test_tiles_in_a_fixed_order_give_the_same_bits(c_in, groups, parts, taps, stages):
+    "precision, c_in, groups, parts, taps, stages",
+    [
+        ("F16", 64, 1, 1, 27, 3), ("F16", 32, 3, 1, 9, 4), ("F64", 32, 3, 2, 9, 2),
+        ("F16", 32, 1, 1, 1, 6),
+    ],
+)  # fmt: skip
+def test_tiles_in_a_fixed_order_give_the_same_bits(precision, c_in, groups, parts, taps, stages):
     """Back and forth through all of them, for any number of blocks; some tiles have no tap."""
-    choice = tactic("F16", groups=groups, stages=stages, warps=(2, 1))
+    choice = tactic(precision, groups=groups, stages=stages, warps=(2, 1))
     choice = dataclasses.replace(choice, parts=parts)
     folded = dataclasses.replace(choice, folded=True)
     for seed, rows in enumerate((0, 300)):
