@@ -8,7 +8,7 @@ import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 import yaml
@@ -18,7 +18,6 @@ from torch.nn.parallel import DistributedDataParallel
 from driveRT_ros.core.config import PostProcessConfig, VoxelizationConfig
 from driveRT_ros.core.errors import CheckpointError, ConfigError
 from driveRT_ros.models.checkpoint import save_weights
-from driveRT_ros.models.voxelnext import FrameMaps
 from driveRT_ros.models.weights import VoxelNeXtWeights
 from driveRT_ros.train.ahead import ahead
 from driveRT_ros.train.config import TrainConfig
@@ -27,11 +26,9 @@ from driveRT_ros.train.log import Log
 from driveRT_ros.train.losses import detection_loss
 from driveRT_ros.train.meters import Means, StepClock
 from driveRT_ros.train.module import VoxelNeXtModule, export_weights
+from driveRT_ros.train.ready import Ready, make_ready
 from driveRT_ros.train.schedule import Average, make_optimizer, one_cycle, set_rates
 from driveRT_ros.train.state import newest_state, read_state, write_state
-from driveRT_ros.train.tables import BatchTables
-from driveRT_ros.train.targets import Targets, assign_targets
-from driveRT_ros.train.voxels import voxelize_batch
 
 WEIGHTS = "weights.safetensors"
 THEN = "; "
@@ -60,20 +57,6 @@ class Progress:
     loss: float
     wait_share: float
     frames_per_s: float
-
-
-class Ready(NamedTuple):
-    """What of a batch no weight decides.
-
-    Args:
-        features: (N, 5) mean point features of the voxels.
-        maps: Of the network.
-        targets: Of its heads.
-    """
-
-    features: torch.Tensor
-    maps: BatchTables | FrameMaps
-    targets: Targets
 
 
 class Trainer:
@@ -177,22 +160,9 @@ class Trainer:
             self._average.update(self.step)
         return {"loss": loss.detach(), **parts, "norm": norm}
 
-    @torch.no_grad()
     def prepare(self, batch: Batch) -> Ready:
         """Return all that a step needs of a batch and that no weight decides."""
-        batch = batch.to(self.device)
-        voxels, frames = self.config.voxelization, len(batch)
-        features, coords = voxelize_batch(batch.points(), batch.point_counts, voxels)
-        maps = self.module.build_maps(coords, voxels.sparse_shape_zyx, frames)
-        targets = assign_targets(
-            self.module.head_cells(maps)[0],
-            batch.boxes.split(batch.box_counts),
-            batch.labels.split(batch.box_counts),
-            len(self.config.model.class_names),
-            voxels,
-            self.config.loss,
-        )
-        return Ready(features, maps, targets)
+        return make_ready(batch.to(self.device), self.module, self.config)
 
     def loss_of(self, batch: Batch | Ready) -> tuple[torch.Tensor, dict[str, torch.Tensor]]:
         """Return the loss of a batch and its parts by name."""
