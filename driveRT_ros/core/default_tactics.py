@@ -38,7 +38,8 @@ _FEW_ROWS = {
 _FEW_ROWS["TF32"] = _FEW_ROWS["F16X3"]
 _SHARED_TILES = MmaTactic(9, 64, 32, 4, 1, 3, 4, "F64", parts=4)
 # Measured domain by domain, with its widths, on the chips of _MEASURED. F64: blocks share the
-# channels of a tile where a domain fills a wide chip badly. F16: tall tiles where tiles are many.
+# channels of a tile where a domain fills a wide chip badly. F16: tall tiles, and tiles in a
+# fixed order, where that won on frames B and C.
 _OF_DOMAIN: dict[str, dict[tuple[str, int, int], MmaTactic]] = {
     "F64": {
         ("spconv4", 64, 128): MmaTactic(9, 64, 16, 2, 2, 4, 4, "F64", parts=2),
@@ -51,6 +52,12 @@ _OF_DOMAIN: dict[str, dict[tuple[str, int, int], MmaTactic]] = {
     "F16": {
         ("subm1", 16, 16): MmaTactic(3, 128, 16, 4, 1, 4, 6, "F16"),
         ("spconv2", 16, 32): MmaTactic(3, 128, 16, 4, 1, 4, 4, "F16"),
+        ("spconv3", 32, 64): MmaTactic(3, 128, 32, 4, 2, 3, 2, "F16", folded=True),
+        ("subm3", 64, 64): MmaTactic(3, 128, 64, 4, 2, 3, 2, "F16", folded=True),
+        ("spconv4", 64, 128): MmaTactic(3, 64, 64, 2, 2, 3, 3, "F16", folded=True),
+        ("subm4", 128, 128): MmaTactic(3, 64, 64, 2, 2, 3, 3, "F16", folded=True),
+        ("spconv_out", 128, 128): MmaTactic(3, 128, 32, 2, 2, 4, 2, "F16", folded=True),
+        ("subm_out", 128, 128): MmaTactic(3, 128, 32, 2, 2, 4, 2, "F16", folded=True),
     },
 }
 _RESIDENT_F16 = MmaTactic(1, 16, 32, 16, 1, 2, 2, "F16", "resident")

@@ -91,11 +91,11 @@ def test_the_published_widths_alone_take_the_tactics_measured_by_domain():
     assert {t.parts for t in default_plan(SMALL, (9, 0)).tactics.values()} == {1}
 
 
-@pytest.mark.parametrize("chip, rows", [((8, 0), 64), ((9, 0), 128)])
-def test_narrow_half_layers_take_tall_tiles_on_the_chip_where_they_were_measured(chip, rows):
+@pytest.mark.parametrize("chip, rows, folded", [((8, 0), 64, False), ((9, 0), 128, True)])
+def test_half_layers_take_the_tiles_and_the_order_measured_on_their_chip(chip, rows, folded):
     tactics = default_plan(ModelConfig().channels, chip, "fp16").tactics
     assert {tactics[domain].tile_rows for domain in ("subm1", "spconv2")} == {rows}
-    assert tactics["subm3"].tile_rows == 64
+    assert {tactics[domain].folded for domain in ("subm3", "subm4", "subm_out")} == {folded}
 
 
 def test_a_file_that_is_no_plan_is_refused(tmp_path):
