@@ -15,6 +15,7 @@ from __future__ import annotations
 import dataclasses
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -169,7 +170,7 @@ def measure(
         "device": "cuda" if cuda else "cpu",
         "cpu": processor(),
         "threads": torch.get_num_threads(),
-        "weights": reference.weights.source,
+        "weights": Path(reference.weights.source).name,
         "protocol": {"rounds": rounds, "runs_a_round": _RUNS if cuda else 1},
         "clocks": [clocks("start")] if cuda else [],
         "sets": {},
