@@ -25,15 +25,17 @@ class PoleFinder(nn.Module):
         super().__init__()
         self._chosen, self._bins = depth_bin_by_camera, bins
 
-    def lift(self, images: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    def lift_logits(self, images: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         bright = nn.functional.avg_pool2d(images[0].mean(1, keepdim=True), 16)
-        depth = torch.zeros(1, len(bright), self._bins, *bright.shape[2:])
+        logits = torch.zeros(1, len(bright), self._bins, *bright.shape[2:])
         for camera, chosen in enumerate(self._chosen):
             if 0 <= chosen < self._bins:
-                depth[0, camera, chosen] = 1
-        return depth, bright.permute(0, 2, 3, 1).unsqueeze(0).contiguous()
+                logits[0, camera, chosen] = 100  # nothing is left for the others
+            else:
+                bright[camera] = 0  # too near or too far for any depth
+        return logits, bright.permute(0, 2, 3, 1).unsqueeze(0).contiguous()
 
-    def read(self, pooled: torch.Tensor) -> BevMaps:
+    def read(self, pooled: torch.Tensor, layout: torch.memory_format) -> BevMaps:
         return BevMaps(pooled[..., 0], [])
 
 
@@ -47,7 +49,8 @@ def test_a_bright_pole_lights_the_cell_it_stands_in(config, size_wh):
     for bearing in np.radians(np.arange(3.0, 360.0, 18.0)):
         ahead = np.array([math.cos(bearing), math.sin(bearing)])
         frames = pole_frames(20.0 * ahead, size_wh=size_wh)
-        pipeline.network = _finder_of(20.0 * ahead, frames, config)
+        finder, network = _finder_of(20.0 * ahead, frames, config), pipeline.network
+        network.lift_logits, network.read = finder.lift_logits, finder.read
         bev = pipeline.process(frames).bev
         light = np.nan_to_num(bev.layers["pole"], nan=0.5) - 0.5  # sigmoid(0) where it is dark
         assert light.sum() > 0.1
