@@ -8,13 +8,13 @@
 //   inspect_points  per chunk: points that are near enough to stay
 //   place_points    coordinates, raw intensity and raw time in order; per chunk: their ranges
 //   finish_points   intensity and time lag; per chunk: rows that are not the vehicle itself; the status
-//   join_sweeps     those rows as columns for later frames; past sweeps behind the rows, as sweeps.cu does
+//   join_sweeps     those rows as columns for later frames; past sweeps behind the rows, moved as in sweeps.cuh
 // No count comes from the host and none is waited for: buffers have room for every point of the message.
 // Blocks add up what the chunks before theirs counted, so nothing depends on the order of blocks.
 //
 // Estimate: a message of 16 to 32 bytes a point is read twice, rows are written twice and read once:
 // 130 bytes a point, for 300,000 points 39 MB that fit into the L2; ten microseconds, the launches included.
-#include "common.cuh"
+#include "sweeps.cuh"
 
 #define THREADS 256  // points of a chunk, too
 #define LIMIT 8192.0         // COORDINATE_LIMIT_M of io/pointcloud.py
@@ -343,17 +343,6 @@ extern "C" __global__ void __launch_bounds__(THREADS)
     for (int k = 0; k < which; ++k) begin += *past[k].count;
     const int points = *sweep.count;
     for (int i = blockIdx.x * THREADS + threadIdx.x; i < points; i += gridDim.x * THREADS) {
-        const float* from = sweep.columns + i;
-        const long long next = sweep.stride;
-        float* to = rows + 5 * (begin + i);
-        const double x = from[0], y = from[next], z = from[2 * next];
-#pragma unroll
-        for (int axis = 0; axis < 3; ++axis) {
-            const double* m = sweep.transform + 4 * axis;
-            const double turned = __fma_rn(m[2], z, __fma_rn(m[1], y, __dmul_rn(m[0], x)));
-            to[axis] = static_cast<float>(__dadd_rn(turned, m[3]));
-        }
-        to[3] = from[3 * next];
-        to[4] = from[4 * next] + sweep.age_s;
+        move_point(sweep.columns + i, sweep.stride, sweep.transform, sweep.age_s, rows + 5 * (begin + i));
     }
 }
