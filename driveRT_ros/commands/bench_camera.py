@@ -6,9 +6,8 @@ import argparse
 import dataclasses
 from typing import Any
 
-from rich.table import Table
-
-from driveRT_ros.commands.common import console, progress
+from driveRT_ros.commands.bench_tables import show_tables
+from driveRT_ros.commands.common import progress
 from driveRT_ros.core.errors import ConfigError, DeviceError
 
 
@@ -68,13 +67,4 @@ def show(report: dict[str, Any]) -> None:
     """Print one line a set of images and candidate."""
     from driveRT_ros.bench.camera import stage_table, whole_table
 
-    machine = report["gpu"] if report["device"] == "cuda" else report["cpu"]
-    console.print(
-        f"{machine}, {report['threads']} threads, torch {report['torch']}, {report['date']}; "
-        f"weights: {report['weights']}"
-    )
-    for head, *lines in (whole_table(report), stage_table(report)):
-        shown = Table(*head, box=None)
-        for line in lines:
-            shown.add_row(*line)
-        console.print(shown)
+    show_tables(report, whole_table(report), stage_table(report))

@@ -9,10 +9,9 @@ from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from rich.table import Table
-
 from driveRT_ros.commands.bench_options import ALL_FRAMES, frame_names, peer_names, plans
-from driveRT_ros.commands.common import console, progress
+from driveRT_ros.commands.bench_tables import show_tables
+from driveRT_ros.commands.common import progress
 from driveRT_ros.core.errors import ConfigError, DeviceError
 
 if TYPE_CHECKING:
@@ -98,13 +97,4 @@ def show(report: dict[str, Any]) -> None:
     """Print one line a frame, detector and input."""
     from driveRT_ros.bench.frame import stage_table, whole_table
 
-    machine = report["gpu"] if report["device"] == "cuda" else report["cpu"]
-    console.print(
-        f"{machine}, {report['threads']} threads, torch {report['torch']}, {report['date']}; "
-        f"weights: {report['weights']}"
-    )
-    for head, *lines in (whole_table(report), stage_table(report)):
-        shown = Table(*head, box=None)
-        for line in lines:
-            shown.add_row(*line)
-        console.print(shown)
+    show_tables(report, whole_table(report), stage_table(report))
