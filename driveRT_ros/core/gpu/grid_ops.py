@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import itertools
 from collections.abc import Sequence
+from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -212,61 +213,60 @@ def index_to_grid(
         out: (bytes of the result,) uint8, aligned to 16 bytes; every byte is written.
         run: Launches a kernel; by default on the device of the grid.
     """
-    device, is_float = grid.device, values.dtype == torch.float32
-    layout = (header.node_offsets, header.node_counts, header.table_size)
-    how = (*layout, header.version, header.flags, is_float, len(values), grid_class)
+    how = _Conversion(
+        header.node_offsets,
+        header.node_counts,
+        header.table_size,
+        header.version,
+        header.flags,
+        values.dtype == torch.float32,
+        len(values),
+        grid_class,
+    )
     if run is None:
-        stream = torch.cuda.current_stream(device).cuda_stream
-        _prepared_index(device, *how).enqueue(stream, grid, out, values)
+        stream = torch.cuda.current_stream(grid.device).cuda_stream
+        _prepared_index(grid.device, how).enqueue(stream, grid, out, values)
         return
-    fields = {**_index_fields(*how), "source": grid, "out": out, "values": values}
-    steps = (_index_step(header.node_counts),)
-    launch_each(run, "grid_ops_index", "IndexToGrid", fields, steps)
+    fields = {**how.fields(), "source": grid, "out": out, "values": values}
+    launch_each(run, "grid_ops_index", "IndexToGrid", fields, (how.step(),))
 
 
-def _index_fields(
-    offsets: Offsets,
-    counts: Counts,
-    tiles: int,
-    version: Counts,
-    flags: int,
-    is_float: bool,
-    value_count: int,
-    grid_class: int,
-) -> dict[str, object]:
-    made = nvdb.sequential(nvdb.FLOAT if is_float else nvdb.INT32, counts, tiles, version)
-    return {
-        **dict(zip(("leaf_in", "lower_in", "upper_in"), offsets)),
-        **dict(zip(("leaf_out", "lower_out", "upper_out"), made.node_offsets)),
-        **dict(zip(("leaves", "lowers", "uppers"), counts)),
-        **{"size": made.size, "value_count": value_count, "tiles": tiles},
-        **{"flags": flags & made.flags, "grid_class": grid_class},
-        **{"grid_type": made.layout.grid_type},
-    }
+class _Conversion(NamedTuple):
+    """What of a conversion its grids decide, whatever they hold."""
 
+    offsets: Offsets
+    counts: Counts
+    tiles: int
+    version: Counts
+    flags: int
+    is_float: bool
+    value_count: int
+    grid_class: int
 
-def _index_step(counts: Counts) -> Step:
-    leaves, lowers, uppers = counts
-    blocks = 1 + UPPER_PARTS * uppers + lowers + -(-leaves // (LEAF_THREADS // 32))
-    return Step("index_to_grid", blocks, LEAF_THREADS, False)
+    def fields(self) -> dict[str, object]:
+        """Return the fields of the struct ``IndexToGrid``, but for the addresses."""
+        kind = nvdb.FLOAT if self.is_float else nvdb.INT32
+        made = nvdb.sequential(kind, self.counts, self.tiles, self.version)
+        return {
+            **dict(zip(("leaf_in", "lower_in", "upper_in"), self.offsets)),
+            **dict(zip(("leaf_out", "lower_out", "upper_out"), made.node_offsets)),
+            **dict(zip(("leaves", "lowers", "uppers"), self.counts)),
+            **{"size": made.size, "value_count": self.value_count, "tiles": self.tiles},
+            **{"flags": self.flags & made.flags, "grid_class": self.grid_class},
+            **{"grid_type": made.layout.grid_type},
+        }
+
+    def step(self) -> Step:
+        """Return the launch."""
+        leaves, lowers, uppers = self.counts
+        blocks = 1 + UPPER_PARTS * uppers + lowers + -(-leaves // (LEAF_THREADS // 32))
+        return Step("index_to_grid", blocks, LEAF_THREADS, False)
 
 
 @functools.lru_cache(_PREPARED)
-def _prepared_index(
-    device: torch.device,
-    offsets: Offsets,
-    counts: Counts,
-    tiles: int,
-    version: Counts,
-    flags: int,
-    is_float: bool,
-    value_count: int,
-    grid_class: int,
-) -> Prepared:
-    how = (offsets, counts, tiles, version, flags, is_float, value_count, grid_class)
-    addresses, steps = ("source", "out", "values"), (_index_step(counts),)
-    stem, fields = "grid_ops_index", _index_fields(*how)
-    return Prepared(stem, "IndexToGrid", fields, addresses, steps, device)
+def _prepared_index(device: torch.device, how: _Conversion) -> Prepared:
+    addresses = ("source", "out", "values")
+    return Prepared("grid_ops_index", "IndexToGrid", how.fields(), addresses, (how.step(),), device)
 
 
 # ---- launches -----------------------------------------------------------------------------------
