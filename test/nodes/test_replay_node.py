@@ -101,6 +101,7 @@ def test_a_looping_bag_turns_the_clock_back_and_the_second_pass_gives_as_many_de
         "loop": True,
         "passes": 2,
         "rate": 0.3,  # a pass of a second: a busy machine may hear /clock that late
+        "min_subscribers": 2,  # the node and, once it hears the player's clock, the client
         "lockstep_topic": DETECTIONS,
         "lockstep_timeout_s": 20.0,
     }
@@ -110,9 +111,10 @@ def test_a_looping_bag_turns_the_clock_back_and_the_second_pass_gives_as_many_de
         started("lidar_node", tmp_path, domain_id, params=lidar, extra_args=remap) as node,
     ):
         client.subscribe(Detection3DArray, DETECTIONS)
-        client.wait_matched()
         client.subscribe(Clock, "/clock", profile(2000))
         with started("replay_node", tmp_path, domain_id, params=replay) as player:
+            client.wait_matched()
+            client.subscribe(PointCloud2, CLOUDS)  # the second, for whom the player waits
             assert player.wait(60.0) == 0, player.log() + node.log()
             found = client.wait_count(DETECTIONS, 12)
             assert len(found) == 12
