@@ -23,6 +23,7 @@ from driveRT_ros.core.frame import (
     PointBatch,
     SceneFrame,
 )
+from driveRT_ros.io.dont_care import DontCare
 from driveRT_ros.io.nuscenes_boxes import ground_truth
 from driveRT_ros.io.rigid import inverse
 
@@ -34,7 +35,8 @@ CLASS_OF_TYPE: dict[str, str] = {
     "Person_sitting": "pedestrian",
     "Cyclist": "bicycle",  # a box around rider and bicycle, as nuScenes has it
 }
-"""KITTI types with a nuScenes class; trams, 'Misc' and 'DontCare' have none and are left out."""
+"""KITTI types with a nuScenes class; trams and 'Misc' have none and are left out."""
+DONT_CARE = "DontCare"
 
 LIDAR_HEIGHT_M = 1.73
 """Height of the Velodyne above the ground, from the sensor setup of KITTI."""
@@ -59,6 +61,14 @@ def frames(root: str | Path, *, intensity_scale: float = 1.0) -> Iterator[SceneF
     Raises:
         ConfigError: If there is no frame, or a file cannot be read.
     """
+    for frame, _ in frames_and_regions(root, intensity_scale=intensity_scale):
+        yield frame
+
+
+def frames_and_regions(
+    root: str | Path, *, intensity_scale: float = 1.0
+) -> Iterator[tuple[SceneFrame, DontCare]]:
+    """Yield every frame as :func:`frames` does, and where its image is not labelled."""
     root = Path(root)
     folder = root if (root / "velodyne").is_dir() else root / "training"
     clouds = sorted((folder / "velodyne").glob("*.bin"))
@@ -68,7 +78,9 @@ def frames(root: str | Path, *, intensity_scale: float = 1.0) -> Iterator[SceneF
         yield _frame(folder, cloud, (index + 1) * PERIOD_NS, intensity_scale)
 
 
-def _frame(folder: Path, cloud: Path, stamp_ns: int, intensity_scale: float) -> SceneFrame:
+def _frame(
+    folder: Path, cloud: Path, stamp_ns: int, intensity_scale: float
+) -> tuple[SceneFrame, DontCare]:
     values = np.fromfile(cloud, np.float32)
     if values.size % 4:
         raise ConfigError(f"Point cloud '{cloud}' does not hold 4 float32 values a point.")
@@ -86,13 +98,17 @@ def _frame(folder: Path, cloud: Path, stamp_ns: int, intensity_scale: float) -> 
     calibration = _calibration(folder / "calib" / f"{cloud.stem}.txt")
     T_rect_lidar = _rectified_from_lidar(calibration)
     labels = folder / "label_2" / f"{cloud.stem}.txt"
-    truth = _ground_truth(labels, T_rect_lidar) if labels.exists() else None
+    truth, regions = None, np.zeros((0, 4))
+    if labels.exists():
+        truth, regions = _ground_truth(labels, T_rect_lidar), _regions(labels)
     image = folder / "image_2" / f"{cloud.stem}.png"
     cameras: tuple[CameraFrame, ...] = ()
+    T_ego_rect = T_ego_lidar @ inverse(T_rect_lidar)
     if image.exists():
-        T_ego_rect = T_ego_lidar @ inverse(T_rect_lidar)
         cameras = (_camera(image, calibration["P2"], T_ego_rect, stamp_ns),)
-    return SceneFrame(points, None, T_ego_lidar, truth, cameras)
+    size_wh = cameras[0].size_wh if cameras else None
+    dont_care = DontCare(regions, calibration["P2"] @ inverse(T_ego_rect), size_wh)
+    return SceneFrame(points, None, T_ego_lidar, truth, cameras), dont_care
 
 
 def _calibration(path: Path) -> dict[str, np.ndarray]:
@@ -133,6 +149,21 @@ def _ground_truth(path: Path, T_rect_lidar: np.ndarray) -> Detections:
         rows.append([*centre[:3], length, width, height, yaw_ccw, math.nan, math.nan])
         labels.append(NUSCENES_CLASSES.index(CLASS_OF_TYPE[words[0]]))
     return ground_truth(rows, labels, None, None)
+
+
+def _regions(path: Path) -> np.ndarray:
+    """Return the (K, 4) rectangles left, top, right, bottom in which nothing is labelled."""
+    rows = []
+    for number, line in enumerate(path.read_text().splitlines(), 1):
+        words = line.split()
+        if not words or words[0] != DONT_CARE:
+            continue
+        try:
+            left, top, right, bottom = map(float, words[4:8])
+        except ValueError:
+            raise ConfigError(f"KITTI label '{path}', line {number} lacks values: {line}") from None
+        rows.append((left, top, right, bottom))
+    return np.array(rows, np.float64).reshape(-1, 4)
 
 
 def _camera(path: Path, P: np.ndarray, T_ego_rect: np.ndarray, stamp_ns: int) -> CameraFrame:

@@ -96,6 +96,7 @@ def eval_frame(
     *,
     settings: EvalSettings | None = None,
     attributes: Sequence[str] | None = None,
+    ignored: BoolArray | None = None,
 ) -> EvalFrame:
     """Return detections and ground truth of one frame as they are compared.
 
@@ -109,6 +110,7 @@ def eval_frame(
         token: Name of the frame.
         settings: What counts.
         attributes: Annotated attribute of every ground truth, in their order.
+        ignored: Of every detection, whether it is where nothing is annotated.
 
     Raises:
         ConfigError: If the frame has no ground truth.
@@ -117,6 +119,8 @@ def eval_frame(
     if frame.ground_truth is None:
         raise ConfigError(f"Frame '{token}' has no ground truth to compare with.")
     ours = upright_boxes(frame, found)
+    if ignored is not None:
+        ours = dataclasses.replace(ours, ignored=ignored[_usable(found)])
     ours = ours.select(np.sort(np.argsort(-ours.scores, kind="stable")[:MAX_BOXES]))
     theirs = upright_boxes(frame, frame.ground_truth, attributes)
     points = frame.ground_truth.num_points

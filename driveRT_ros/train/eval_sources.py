@@ -21,6 +21,7 @@ from driveRT_ros.core.sweeps import SweepBuffer
 from driveRT_ros.io import kitti
 from driveRT_ros.io.bag import BagReader
 from driveRT_ros.io.decode_messages import decode_detections, decode_objects
+from driveRT_ros.io.dont_care import DontCare
 from driveRT_ros.io.messages import stamp_ns_of
 from driveRT_ros.io.nuscenes_eval import KeyframeFacts, NuScenesEval
 from driveRT_ros.io.rigid import inverse
@@ -53,6 +54,7 @@ class Moment:
         facts: What nuScenes tables know of it.
         sector_rad: Only objects within this of the vehicle's +x, seen from the LiDAR, are
             annotated; None: all around.
+        dont_care: Where objects are not annotated: what is found there is not wrong.
     """
 
     token: str
@@ -60,6 +62,7 @@ class Moment:
     wanted: bool = True
     facts: KeyframeFacts | None = None
     sector_rad: float | None = None
+    dont_care: DontCare | None = None
 
 
 Answer = Callable[[Moment], Detections | None]
@@ -167,9 +170,11 @@ def kitti_frames(root: str | Path) -> Iterator[Moment]:
     Reflectance is scaled to 0..255, and the frame of the LiDAR turned so that +y is ahead and +x
     is right.
     """
-    for index, frame in enumerate(kitti.frames(root, intensity_scale=255.0)):
+    read = kitti.frames_and_regions(root, intensity_scale=255.0)
+    for index, (frame, dont_care) in enumerate(read):
         if frame.ground_truth is not None:
-            yield Moment(f"kitti-{index}", _turned(frame), sector_rad=KITTI_SECTOR_RAD)
+            turned = _turned(frame)
+            yield Moment(f"kitti-{index}", turned, sector_rad=KITTI_SECTOR_RAD, dont_care=dont_care)
 
 
 def _turned(frame: SceneFrame) -> SceneFrame:
@@ -307,7 +312,12 @@ def compared_frame(
         ahead = frame.T_ego_lidar[:3, :3]
         truth, found = (_in_sector(b, ahead, moment.sector_rad) for b in (truth, found))
     frame = dataclasses.replace(frame, ground_truth=truth)
-    boxes = eval_frame(frame, found, moment.token, settings=settings, attributes=attributes)
+    ignored = None
+    if moment.dont_care is not None:
+        ignored = moment.dont_care.holds(found, frame.T_ego_lidar)
+    boxes = eval_frame(
+        frame, found, moment.token, settings=settings, attributes=attributes, ignored=ignored
+    )
     return frame, boxes if facts is None else without_racks(boxes, facts.racks)
 
 

@@ -44,7 +44,7 @@ class EvalBoxes:
         ranges_m: (M,) float64 distance of the centre from the vehicle, on the ground.
         attributes: M names of the nuScenes attribute; empty where unknown.
         ignored: (M,) bool; an ignored ground truth is neither missed nor found, and a detection at
-            it does not count.
+            it does not count. An ignored detection counts only as a hit.
     """
 
     boxes: FloatArray
@@ -177,7 +177,7 @@ def match(
         partner = _assign(distance[:, counted], ranking(found.scores), threshold)
         hits = partner >= 0
         nearest_ignored = distance[:, truth.ignored].min(axis=1, initial=np.inf)
-        kept = hits | (nearest_ignored >= threshold)
+        kept = hits | ((nearest_ignored >= threshold) & ~found.ignored)
         partner = np.where(hits, counted[partner] if len(counted) else -1, -1)
         errors = np.full((len(found), len(ERRORS)), np.nan)
         errors[hits] = pair_errors(found.select(hits), truth.select(partner[hits]), period)

@@ -165,6 +165,27 @@ def test_kitti_compares_only_what_its_camera_sees_and_counts_points(tmp_path: Pa
     assert (len(boxes.truth), len(boxes.found)) == (1, 1)
 
 
+def test_what_is_found_where_kitti_labels_nothing_is_not_wrong_but_may_be_right(
+    tmp_path: Path,
+) -> None:
+    """Objects far away are often left unlabelled in KITTI, inside a rectangle that says so."""
+    region = "DontCare -1 -1 -10 400 100 800 260 -1 -1 -1 -1000 -1000 -1000 -10\n"
+    write_frame(tmp_path, label("Car", 0, 1.6, 20, 0.0) + region)
+    (moment,) = kitti_frames(tmp_path)
+    labelled = moment.frame.ground_truth.boxes[0, :3].tolist()
+    beside, outside = (30.0, 3.0, -0.8), (20.0, -9.0, -0.8)  # x, y ahead and left of the LiDAR
+    in_frame = np.linalg.inv(moment.frame.T_ego_lidar)
+    ahead = [in_frame[:3, :3] @ place for place in (beside, outside)]
+    found = boxes_of([labelled, *(place.tolist() for place in ahead)])
+    evaluator = Evaluator()
+    _, boxes = compared_frame(moment, found, EvalSettings(every_box=True))
+    assert boxes.found.ignored.tolist() == [True, True, False]
+    tally = evaluator.add(boxes)
+    assert (tally.hits, tally.missed, tally.wrong) == (1, 0, 1)
+    everywhere = evaluator.result().classes[LABEL["car"]].overall
+    assert (everywhere.num_found, everywhere.best.hits) == (2, 1)
+
+
 def test_kitti_frames_are_turned_as_nuscenes_mounts_its_sensor(tmp_path: Path) -> None:
     """A network that never saw streets along +x finds little on a sensor whose +x is ahead."""
     points = write_frame(tmp_path, label("Car", 0, 1.6, 10, 0.0))
