@@ -80,5 +80,5 @@ class DontCare:
         out[visible, :2] = np.nanmin(pixels[visible], axis=1)
         out[visible, 2:] = np.nanmax(pixels[visible], axis=1)
         if self.size_wh is not None:
-            out = out.clip(0.0, np.array([*self.size_wh, *self.size_wh], np.float64))
+            np.clip(out, 0.0, np.tile(self.size_wh, 2), out=out)
         return out
