@@ -14,6 +14,10 @@ from driveRT_ros.core.gpu.head_tactics import head_tactic
 from driveRT_ros.core.nvrtc import compile_cubin
 from driveRT_ros.core.plan import Plan, domain_layers
 from driveRT_ros.core.sparse_types import NUM_FEATURES
+from driveRT_ros.core.tactics import ConvTactic
+
+LAST_DOMAIN = "subm_out"
+"""Domain of the layer whose rows the heads read."""
 
 Progress = Callable[[int], object]
 """Told how many are done."""
@@ -37,6 +41,42 @@ class KernelBuild:
         return KernelBuild(stem, tuple(sorted((k, str(v)) for k, v in defines.items())))
 
 
+def writes_half(precision: str, domain: str) -> bool:
+    """Tell whether the layers of a domain write rows of float16."""
+    return precision == "fp16" and domain != LAST_DOMAIN
+
+
+def layer_builds(
+    precision: str, domain: str, tactic: ConvTactic, layer: tuple[int, int, int]
+) -> tuple[KernelBuild, ...]:
+    """Return what a layer launches: its convolution, and ``epilogue`` where groups have sums.
+
+    Args:
+        precision: Of the Plan.
+        domain: Coordinate map of the layer.
+        tactic: How it computes.
+        layer: Input channels, output channels, taps.
+    """
+    half, defines = writes_half(precision, domain), tactic.defines(*layer)
+    if tactic.groups > 1:  # the convolution writes sums, which are float32 in every precision
+        sums = {"GROUPS": tactic.groups, "COUT": layer[1], "HALF": int(half)}
+        return KernelBuild.of(tactic.kernel, defines), KernelBuild.of("epilogue", sums)
+    if precision == "fp16" and not half:
+        defines["FLOAT_ROWS"] = 1
+    return (KernelBuild.of(tactic.kernel, defines),)
+
+
+def input_build(precision: str, channels: int) -> KernelBuild:
+    """Return what the first layer launches, given its output channels."""
+    constants = {"IN": NUM_FEATURES, "OUT": channels, "HALF": int(precision == "fp16")}
+    return KernelBuild.of("input_conv", constants)
+
+
+def merge_build(precision: str) -> KernelBuild:
+    """Return what merges the last three levels in the bird's-eye view."""
+    return KernelBuild.of("bev_merge", {"HALF": int(precision == "fp16")})
+
+
 def engine_builds(
     config: LidarConfig, plan: Plan, capability: tuple[int, int]
 ) -> tuple[KernelBuild, ...]:
@@ -47,30 +87,19 @@ def engine_builds(
         plan: How each layer computes.
         capability: CUDA compute capability; no such GPU need be there.
     """
-    channels = config.model.channels
-    layers, half = domain_layers(channels), plan.precision == "fp16"
-    last = "subm_out"  # of fp16 too its rows are float32
+    channels, precision = config.model.channels, plan.precision
+    layers = domain_layers(channels)
     convolutions, others = [], []
     for domain, tactic in plan.tactics.items():
-        defines = dict(tactic.defines(*layers[domain]))
-        partial = tactic.groups > 1
-        if half and domain == last and not partial:
-            defines["FLOAT_ROWS"] = 1
-        convolutions.append(KernelBuild.of(tactic.kernel, defines))
-        if partial:
-            stored_half = int(half and domain != last)
-            sums = {"GROUPS": tactic.groups, "COUT": layers[domain][1], "HALF": stored_half}
-            others.append(KernelBuild.of("epilogue", sums))
-    heads = head_tactic(channels[-1], plan.tactics[last].arithmetic, capability)
+        convolution, *finish = layer_builds(precision, domain, tactic, layers[domain])
+        convolutions.append(convolution)
+        others += finish
+    heads = head_tactic(channels[-1], plan.tactics[LAST_DOMAIN].arithmetic, capability)
     if heads is not None:
         width = channels[-1]
         convolutions.append(KernelBuild.of(heads.kernel, heads.defines(width, width, 1)))
         others += [KernelBuild("select"), KernelBuild("nms")]
-    first = {"IN": NUM_FEATURES, "OUT": channels[0], "HALF": int(half)}
-    others += [
-        KernelBuild.of("input_conv", first),
-        KernelBuild.of("bev_merge", {"HALF": first["HALF"]}),
-    ]
+    others += [input_build(precision, channels[0]), merge_build(precision)]
     others += [KernelBuild(stem) for stem in ("levels", "coordmap", "voxelize")]
     return tuple(dict.fromkeys(convolutions + others))
 

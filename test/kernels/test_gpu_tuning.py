@@ -17,8 +17,9 @@ from driveRT_ros.bench.frames import Frame
 from driveRT_ros.core import device_faults
 from driveRT_ros.core.config import LidarConfig
 from driveRT_ros.core.errors import ConfigError, DeviceError, InvalidFrame
-from driveRT_ros.core.gpu import tuning
+from driveRT_ros.core.gpu import backbone, tuning
 from driveRT_ros.core.gpu.tuning import GpuTuningDevice
+from driveRT_ros.core.kernel_builds import KernelBuild
 from driveRT_ros.core.plan import default_plan
 from driveRT_ros.core.sparse_conv_mma import MmaTactic
 from driveRT_ros.core.tactics import Tactic
@@ -95,7 +96,7 @@ def test_rows_that_a_kernel_never_writes_are_seen(device, monkeypatch):
 
     def bind(self, grid, block, *args, **how):
         launch = launches(self, grid, block, *args, **how)
-        lazy = self.stem == "sparse_conv" and self.defines.get("TM") == 32
+        lazy = self.stem == "sparse_conv" and self.defines.get("TM") == "32"
         return (lambda stream=None: None) if lazy else launch
 
     monkeypatch.setattr(engine.ShimKernel, "bind", bind)
@@ -264,6 +265,30 @@ def test_compiling_ahead_keeps_quiet_about_what_does_not_compile(device, monkeyp
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     device.prepare("subm2", [CUDA_CORES, dataclasses.replace(CUDA_CORES, thread_rows=3)])
     assert len(list(tmp_path.rglob("*.cubin"))) >= 1
+
+
+@pytest.mark.parametrize("groups", [1, 3])
+def test_what_a_search_compiles_ahead_is_what_the_engine_then_asks_for(groups, monkeypatch):
+    """Rows of the last layer are floats in half precision, too: its kernel has a constant more."""
+    engine.put_on_the_shim(monkeypatch, CAPABILITY)
+    ahead, asked = set(), set()
+    compiled = lambda stem, _, defines: ahead.add(KernelBuild.of(stem, defines))  # noqa: E731
+    monkeypatch.setattr(tuning, "compile_cubin", compiled)
+
+    class Kernel(engine.ShimKernel):
+        def __init__(self, stem, name, defines=None, **how):
+            asked.add(KernelBuild.of(stem, defines or {}))
+            super().__init__(stem, name, defines, **how)
+
+    monkeypatch.setattr(backbone, "Kernel", Kernel)
+    default = default_plan(CONFIG.model.channels, CAPABILITY, "fp16")
+    device = GpuTuningDevice(CONFIG, tensors_of(CONFIG), CPU, default)
+    tactic = MmaTactic(groups, 32, 16, 2, 1, 3, 2, "F16")
+    for domain in ("subm3", "subm_out"):
+        device.prepare(domain, [tactic])
+        device._with(domain, tactic)
+    # Two convolutions, or the one that both share and two that add its sums up.
+    assert len(ahead) == (2 if groups == 1 else 3) and ahead <= asked
 
 
 # ---- on a GPU -----------------------------------------------------------------------------------

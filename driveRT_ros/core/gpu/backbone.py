@@ -17,6 +17,13 @@ from driveRT_ros.core.errors import ConfigError, InvalidFrame
 from driveRT_ros.core.gpu.domains import BEV_DILATED, BEV_UNION
 from driveRT_ros.core.gpu.frame_maps import FrameMaps
 from driveRT_ros.core.kernel_args import struct_value
+from driveRT_ros.core.kernel_builds import (
+    KernelBuild,
+    input_build,
+    layer_builds,
+    merge_build,
+    writes_half,
+)
 from driveRT_ros.core.plan import Plan, default_plan
 from driveRT_ros.core.sparse_types import SparseTensor
 from driveRT_ros.models.graph import LayerSpec, build_graph
@@ -53,12 +60,11 @@ class SparseBackbone:
         self.graph = build_graph(config.model)
         self._layers = [layer for level in self.graph.levels for layer in level]
         self._layers += self.graph.bev
-        self._half = self.plan.precision == "fp16"
         self._tensors = tensors
         self._check_tensors(device)
         self.maps = FrameMaps(config, self.plan, device)
         self._packed: list[torch.Tensor] = []  # kernels hold addresses alone
-        self._kernels: dict[tuple[object, ...], Kernel] = {}
+        self._kernels: dict[tuple[KernelBuild, str, int], Kernel] = {}
         self._outputs: dict[str, torch.Tensor] = {}
         self._partial = self._partial_sums()
         self._tickets = self.maps.arena.zeroed(len(self._layers))
@@ -209,7 +215,7 @@ class SparseBackbone:
     ) -> torch.Tensor:
         """Bind the launches of one layer; return its output."""
         rows = self.maps.levels[level].shape.row_capacity
-        half = self._half and layer is not self.graph.bev[-1]
+        half = writes_half(self.plan.precision, layer.map_key)
         out = self.maps.arena.empty(
             rows, layer.out_channels, dtype=torch.float16 if half else torch.float32
         )
@@ -218,9 +224,12 @@ class SparseBackbone:
         if layer is self._layers[0]:
             self._bind_input(layer, x, out)
         else:
-            self._bind_conv(layer, x, residual, out, ticket)
-            if self._is_partial(layer):
-                self._bind_finish(layer, residual, out)
+            tactic = self.plan.tactics[layer.map_key]
+            sizes = (layer.in_channels, layer.out_channels, layer.taps)
+            convolution, *finish = layer_builds(self.plan.precision, layer.map_key, tactic, sizes)
+            self._bind_conv(convolution, layer, x, residual, out, ticket)
+            for build in finish:
+                self._bind_finish(build, layer, residual, out)
         return out
 
     def _bias(self, layer: LayerSpec) -> torch.Tensor:
@@ -231,10 +240,7 @@ class SparseBackbone:
         return tensor
 
     def _bind_input(self, layer: LayerSpec, x: torch.Tensor, out: torch.Tensor) -> None:
-        kernel = self._kernel(
-            "input_conv", "input_conv",
-            IN=layer.in_channels, OUT=layer.out_channels, HALF=int(self._half),
-        )  # fmt: skip
+        kernel = self._kernel(input_build(self.plan.precision, layer.out_channels))
         weight = self._keep(self._tensors[f"{layer.name}.weight"].contiguous())
         fields = {"x": x, "weight": weight, "bias": self._bias(layer), "out": out, "level": 0}
         value = struct_value("input_conv.cu", "InputConv", fields)
@@ -242,6 +248,7 @@ class SparseBackbone:
 
     def _bind_conv(
         self,
+        build: KernelBuild,
         layer: LayerSpec,
         x: torch.Tensor,
         residual: torch.Tensor | None,
@@ -250,7 +257,7 @@ class SparseBackbone:
     ) -> None:
         domain, tactic = self.maps.domains[layer.map_key], self.plan.tactics[layer.map_key]
         sizes = (layer.in_channels, layer.out_channels, layer.taps)
-        partial, defines = self._is_partial(layer), tactic.defines(*sizes)
+        partial = self._is_partial(layer)
         weight, scale = tactic.pack(self._tensors[f"{layer.name}.weight"])
         fields: dict[str, object] = {
             "x": x, "weight": self._keep(weight), "bias": None if partial else self._bias(layer),
@@ -261,9 +268,7 @@ class SparseBackbone:
         }  # fmt: skip
         if tactic.kind == "tensor_cores":
             fields |= {"x_scale": 1.0, "out_scale": 1.0 / scale}
-        if self._half and out.dtype == torch.float32 and not partial:
-            defines["FLOAT_ROWS"] = 1
-        kernel = self._kernel(tactic.kernel, tactic.kernel, tactic.shared_bytes(*sizes), **defines)
+        kernel = self._kernel(build, shared_bytes=tactic.shared_bytes(*sizes))
         blocks = min(
             -(-domain.shape.tile_capacity // tactic.tiles_per_block),
             self.maps.multiprocessors * tactic.min_blocks,
@@ -272,7 +277,11 @@ class SparseBackbone:
         self._add(layer.map_key, kernel, blocks, tactic.threads(layer.out_channels), value)
 
     def _bind_finish(
-        self, layer: LayerSpec, residual: torch.Tensor | None, out: torch.Tensor
+        self,
+        build: KernelBuild,
+        layer: LayerSpec,
+        residual: torch.Tensor | None,
+        out: torch.Tensor,
     ) -> None:
         domain = self.maps.domains[layer.map_key]
         fields = {
@@ -280,10 +289,7 @@ class SparseBackbone:
             "residual": residual, "out": out,
             "group_taps": domain.shape.group_taps, "relu": int(layer.relu),
         }  # fmt: skip
-        kernel = self._kernel(
-            "epilogue", "finish_groups", GROUPS=domain.shape.groups, COUT=layer.out_channels,
-            HALF=int(out.dtype == torch.float16),
-        )  # fmt: skip
+        kernel = self._kernel(build, "finish_groups")
         value = struct_value("epilogue.cu", "Finish", fields)
         blocks = self.maps.multiprocessors * 8
         level = self.maps.level_values[domain.shape.out_level]
@@ -297,7 +303,7 @@ class SparseBackbone:
         value = struct_value(
             "bev_merge.cu", "Merge", {"x": merged, "out": out, "channels4": channels // 4}
         )
-        kernel = self._kernel("bev_merge", "bev_merge", HALF=int(self._half))
+        kernel = self._kernel(merge_build(self.plan.precision))
         blocks = self.maps.multiprocessors * 8
         self._add("bev", kernel, blocks, _THREADS, self._levels, value)
         return out
@@ -306,12 +312,12 @@ class SparseBackbone:
     def _levels(self) -> torch.Tensor:
         return self.maps.level_structs
 
-    def _kernel(self, stem: str, name: str, shared_bytes: int = 0, **defines: object) -> Kernel:
-        key = (stem, name, shared_bytes, tuple(sorted(defines.items())))
+    def _kernel(self, build: KernelBuild, name: str = "", shared_bytes: int = 0) -> Kernel:
+        """Return a kernel by its name, by default that of its source."""
+        key = (build, name or build.stem, shared_bytes)
         if key not in self._kernels:
-            self._kernels[key] = Kernel(
-                stem, name, defines, shared_bytes=shared_bytes, device=self.maps.device
-            )
+            how = {"shared_bytes": shared_bytes, "device": self.maps.device}
+            self._kernels[key] = Kernel(build.stem, key[1], dict(build.defines), **how)
         return self._kernels[key]
 
     def _add(self, stage: str, kernel: Kernel, grid: int, block: int, *args: object) -> None:

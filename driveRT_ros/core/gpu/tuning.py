@@ -18,6 +18,7 @@ from driveRT_ros.core.errors import ConfigError, DeviceError, DriveRTError
 from driveRT_ros.core.gpu.backbone import SparseBackbone
 from driveRT_ros.core.gpu.exact import domain_layers_of, exact_outputs, relative_error
 from driveRT_ros.core.gpu.replay import captured, replay_times
+from driveRT_ros.core.kernel_builds import layer_builds
 from driveRT_ros.core.nvrtc import compile_cubin
 from driveRT_ros.core.plan import Plan, domain_layers
 from driveRT_ros.core.sparse_types import SparseTensor
@@ -120,7 +121,8 @@ class GpuTuningDevice:
 
         def compile_one(tactic: ConvTactic) -> None:
             try:
-                compile_cubin(tactic.kernel, arch, tactic.defines(*layer))
+                for build in layer_builds(self._default.precision, domain, tactic, layer):
+                    compile_cubin(build.stem, arch, dict(build.defines))
             except DriveRTError:
                 return  # the check compiles again and reports it
 
