@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -23,7 +23,7 @@ from driveRT_ros.sim.world import World
 from driveRT_ros.train.camera_config import CameraTrainConfig
 from driveRT_ros.train.camera_targets import Truth, truth_of
 from driveRT_ros.train.drives import fill_folder, varied_drive
-from driveRT_ros.train.shards import INDEX, replace_index
+from driveRT_ros.train.shards import read_index, replace_index
 
 FORMAT = "driveRT_ros.camera_frames"
 VERSION = 1
@@ -34,6 +34,10 @@ NO_DEPTH = 255
 """Value of depths that are not known, or beyond what 8 bits hold."""
 
 _SPARE_ROWS = 0.2  # of the network input, kept above it for what augmentation looks at
+_RENDER = (
+    "write frames of cameras with --make-shards and this configuration, and name their folder with "
+    "--data."
+)
 _ARRAYS = ("jpegs", "sizes", "depth", "K", "T_ego_camera", "covered", "hidden")
 
 
@@ -218,19 +222,11 @@ class CameraShards:
     """
 
     def __init__(self, folder: Path, model: CameraModelConfig) -> None:
-        path = folder / INDEX
-        try:
-            tree = json.loads(path.read_text(encoding="utf-8"))
-            kind, made_for = (tree["format"], tree["version"]), tree["made_for"]
+        def take(tree: Any) -> tuple[str, Mapping[str, Any]]:
             self._where = [(s["file"], k) for s in tree["shards"] for k in range(s["frames"])]
-            self.name = f"{tree['source']}, {len(self._where)} frames"
-        except (OSError, ValueError, KeyError, TypeError) as error:
-            raise ConfigError(
-                f"Index of frames '{path}' cannot be read: {error!r}; write frames of cameras with "
-                "--make-shards and this configuration, and name their folder with --data."
-            ) from None
-        if kind != (FORMAT, VERSION):
-            raise ConfigError(f"'{path}' is {kind}, cameras are trained on {(FORMAT, VERSION)}.")
+            return str(tree["source"]), tree["made_for"]
+
+        source, made_for = read_index(folder, take, (FORMAT, VERSION), _RENDER)
         for name, mine in _made_for(model).items():
             if made_for.get(name) != mine:
                 raise ConfigError(
@@ -239,7 +235,7 @@ class CameraShards:
                 )
         if not self._where:
             raise ConfigError(f"'{folder}' holds no frame.")
-        self.folder = folder
+        self.folder, self.name = folder, f"{source}, {len(self._where)} frames"
 
     def __len__(self) -> int:
         return len(self._where)

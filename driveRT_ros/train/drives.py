@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -20,7 +19,7 @@ from driveRT_ros.sim.config import SimConfig
 from driveRT_ros.sim.simulate import simulate
 from driveRT_ros.train.config import TrainConfig
 from driveRT_ros.train.samples import Sample, samples_of
-from driveRT_ros.train.shards import INDEX, write_index, write_shard
+from driveRT_ros.train.shards import INDEX, read_index, write_index, write_shard
 
 _VARIETY = 7919  # second key of the stream that draws what differs from drive to drive
 _INDEX_EVERY_S = 5.0
@@ -278,11 +277,4 @@ def _write_drive(drives: Drives, number: int, folder: Path) -> dict[str, object]
 def _present(folder: Path) -> dict[int, dict[str, object]]:
     if not (folder / INDEX).exists():
         return {}
-    try:
-        tree = json.loads((folder / INDEX).read_text(encoding="utf-8"))
-        return {int(entry["file"][6:12]): entry for entry in tree["shards"]}
-    except (OSError, ValueError, KeyError, TypeError) as error:
-        raise ConfigError(
-            f"Index of frames '{folder / INDEX}' cannot be read: {error!r}; remove the folder and "
-            "make the frames again."
-        ) from None
+    return read_index(folder, lambda tree: {int(e["file"][6:12]): e for e in tree["shards"]})

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 
@@ -16,6 +16,9 @@ from driveRT_ros.train.samples import Packed, Sample
 INDEX = "index.json"
 FORMAT = "driveRT_ros.frames"
 VERSION = 2
+REMAKE = "remove the folder and make the frames again."
+
+T = TypeVar("T")
 
 
 def write_shard(path: Path, samples: Sequence[Sample]) -> dict[str, object]:
@@ -67,6 +70,34 @@ def replace_index(folder: Path, tree: Mapping[str, Any]) -> None:
     os.replace(part, folder / INDEX)
 
 
+def read_index(
+    folder: Path,
+    take: Callable[[Any], T],
+    kind: tuple[str, int] | None = None,
+    remedy: str = REMAKE,
+) -> T:
+    """Return what ``take`` makes of the index of a folder.
+
+    Args:
+        folder: Of the shards.
+        take: Called with the tree; a value that it misses or cannot use makes the index unreadable.
+        kind: Format and version that the index must be of; None where that does not matter.
+        remedy: What to do where the index cannot be read.
+
+    Raises:
+        ConfigError: If the index cannot be read, or is of another kind.
+    """
+    path = folder / INDEX
+    try:
+        tree = json.loads(path.read_text(encoding="utf-8"))
+        found, taken = (tree.get("format"), tree.get("version")), take(tree)
+    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+        raise ConfigError(f"Index of frames '{path}' cannot be read: {error!r}; {remedy}") from None
+    if kind not in (None, found):
+        raise ConfigError(f"'{path}' is {found}, but what is wanted here is {kind}.")
+    return taken
+
+
 class Shards:
     """A folder of frames.
 
@@ -84,22 +115,14 @@ class Shards:
     """
 
     def __init__(self, folder: Path, class_names: tuple[str, ...]) -> None:
-        path = folder / INDEX
-        try:
-            tree = json.loads(path.read_text(encoding="utf-8"))
-            kind, shards = (tree["format"], tree["version"]), tree["shards"]
-            names = tuple(tree["class_names"])
-            source = str(tree["source"])
+        def take(tree: Any) -> tuple[str, tuple[str, ...]]:
+            shards = tree["shards"]
             self._where = [(s["file"], k) for s in shards for k in range(len(s["labels"]))]
             self.labels = [np.array(v, np.int64) for s in shards for v in s["labels"]]
             self.num_points = [np.array(v, np.int64) for s in shards for v in s["num_points"]]
-        except (OSError, ValueError, KeyError, TypeError) as error:
-            raise ConfigError(
-                f"Index of frames '{path}' cannot be read: {error!r}; remove the folder and make "
-                "the frames again."
-            ) from None
-        if kind != (FORMAT, VERSION):
-            raise ConfigError(f"'{path}' is {kind}, this version reads {(FORMAT, VERSION)}.")
+            return str(tree["source"]), tuple(tree["class_names"])
+
+        source, names = read_index(folder, take, (FORMAT, VERSION))
         if names != class_names:
             raise ConfigError(
                 f"The frames in '{folder}' have the classes {', '.join(names)}, but the model has "

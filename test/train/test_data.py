@@ -81,7 +81,11 @@ def test_frames_of_other_classes_or_a_broken_index_are_refused(tmp_path):
     write_frames(tmp_path / "s", names=("a", "b", "c", "d"))
     with pytest.raises(ConfigError, match="a, b, c, d"):
         Shards(tmp_path / "s", small_config().model.class_names)
-    (tmp_path / "s" / "index.json").write_text("{")
+    index = tmp_path / "s" / "index.json"
+    index.write_text(index.read_text().replace('"version": 2', '"version": 1'))
+    with pytest.raises(ConfigError, match=r"frames', 1\), but what is wanted here is \(.*, 2\)"):
+        Shards(tmp_path / "s", ("a", "b", "c", "d"))
+    index.write_text("{")
     with pytest.raises(ConfigError, match="cannot be read"):
         Shards(tmp_path / "s", ("a", "b", "c", "d"))
     with pytest.raises(ConfigError, match="none of these"):
