@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from driveRT_ros.core.camera_config import CameraConfig, CameraModelConfig
 from driveRT_ros.core.errors import ConfigError
 from driveRT_ros.core.schema import Config, group, param
-from driveRT_ros.train.config import FIRST_TRAINING_SEED, OptimizerConfig, OutputConfig
+from driveRT_ros.train.config import DrivesConfig, OptimizerConfig, OutputConfig
 
 KIND = "camera"
 """Value of the parameter ``kind`` that tells these files from those of the LiDAR detector."""
@@ -17,25 +17,15 @@ LAYERS = ("vehicle", "pedestrian", "drivable_area")
 
 
 @dataclass(frozen=True)
-class CameraDataConfig(Config):
+class CameraDataConfig(DrivesConfig):
     """Which images are seen, and what counts as truth."""
 
     batch_size: int = param(16, "Frames of all cameras a step and GPU.", ge=1, le=1024)
     workers: int = param(
         0, "Processes that render, and threads that make batches; 0 uses every core.", ge=0, le=512
     )
-    first_seed: int = param(
-        FIRST_TRAINING_SEED,
-        "Seed of the first simulated drive; the others follow.",
-        ge=FIRST_TRAINING_SEED,
-        le=2**30,
-    )
-    frames_per_drive: int = param(3, "Frames taken of a simulated drive.", ge=1, le=1000)
     sweeps_between_frames: int = param(
         60, "LiDAR sweeps from one frame of a drive to the next.", ge=1, le=10_000
-    )
-    variety: float = param(
-        1.0, "Scale of what differs from drive to drive beside its seed; 0 is none.", ge=0.0, le=2.0
     )
     oversampling: float = param(
         1.5,

@@ -19,13 +19,9 @@ FIRST_TRAINING_SEED = 1_000_000
 
 
 @dataclass(frozen=True)
-class DataConfig(Config):
-    """Which scenes are seen, and how often."""
+class DrivesConfig(Config):
+    """Which drives of the simulator are seen: the same for everything that is trained on them."""
 
-    batch_size: int = param(8, "Frames a step and GPU.", ge=1, le=1024)
-    workers: int = param(
-        0, "Processes that make and augment frames, per GPU; 0 uses every core.", ge=0, le=512
-    )
     first_seed: int = param(
         FIRST_TRAINING_SEED,
         "Seed of the first simulated drive; the others follow.",
@@ -33,6 +29,23 @@ class DataConfig(Config):
         le=2**30,
     )
     frames_per_drive: int = param(3, "Annotated frames taken of a simulated drive.", ge=1, le=1000)
+    variety: float = param(
+        1.0,
+        "Scale of what differs from drive to drive beside its seed: densities, speed, mounting, "
+        "weather; 0 is none.",
+        ge=0.0,
+        le=2.0,
+    )
+
+
+@dataclass(frozen=True)
+class DataConfig(DrivesConfig):
+    """Which scenes are seen, and how often."""
+
+    batch_size: int = param(8, "Frames a step and GPU.", ge=1, le=1024)
+    workers: int = param(
+        0, "Processes that make and augment frames, per GPU; 0 uses every core.", ge=0, le=512
+    )
     sweeps_between_frames: int = param(
         6, "Sweeps from one annotated frame of a drive to the next.", ge=1, le=1000
     )
@@ -45,13 +58,6 @@ class DataConfig(Config):
     )
     window: int = param(
         24, "Frames of a worker from which a seen one is drawn again.", ge=1, le=100_000
-    )
-    variety: float = param(
-        1.0,
-        "Scale of what differs from drive to drive beside its seed: densities, speed, mounting, "
-        "weather; 0 is none.",
-        ge=0.0,
-        le=2.0,
     )
     balance: float = param(
         0.5,
