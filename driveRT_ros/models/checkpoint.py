@@ -16,18 +16,17 @@ from driveRT_ros.core.config import LidarConfig, ModelConfig
 from driveRT_ros.core.errors import CheckpointError
 from driveRT_ros.models.graph import LayerSpec, build_graph
 from driveRT_ros.models.layouts import LAYOUTS, detect_layout, stored_shape, to_taps
-from driveRT_ros.models.stored import read_weights, stored_model, write_weights
+from driveRT_ros.models.stored import FileFormat
 from driveRT_ros.models.strict import (
     check_tensor,
     compare_keys,
     file_sha256,
-    read_header,
     read_pickle,
 )
 from driveRT_ros.models.weights import VoxelNeXtWeights, fold_batch_norm
 
-FORMAT = "driveRT_ros.voxelnext"
-FORMAT_VERSION = "1"
+FORMAT: FileFormat[VoxelNeXtWeights] = FileFormat("driveRT_ros.voxelnext", "1")
+save_weights = FORMAT.write
 
 _BATCH_NORM = ("weight", "bias", "running_mean", "running_var")
 _COUNTER = "num_batches_tracked"
@@ -64,7 +63,7 @@ def model_of(path: Path) -> ModelConfig:
     Raises:
         CheckpointError: If it cannot be read, or is not ours.
     """
-    return stored_model(path, read_header(path, FORMAT, FORMAT_VERSION), ModelConfig)
+    return FORMAT.model(path, ModelConfig)
 
 
 def load_openpcdet(
@@ -111,24 +110,8 @@ def load_openpcdet(
     )
 
 
-def save_weights(
-    path: str | Path, weights: VoxelNeXtWeights, *, dtype: torch.dtype | None = None
-) -> None:
-    """Write weights as safetensors with the model config in the header.
-
-    Args:
-        path: Must end in ``.safetensors``.
-        weights: What to write.
-        dtype: Round to this dtype; None keeps every bit.
-
-    Raises:
-        CheckpointError: If the suffix is another one.
-    """
-    write_weights(path, weights, FORMAT, FORMAT_VERSION, dtype)
-
-
 def _load_safetensors(path: Path, model: ModelConfig) -> VoxelNeXtWeights:
-    tensors, trained = read_weights(path, FORMAT, FORMAT_VERSION, model)
+    tensors, trained = FORMAT.read(path, model)
     expected = {
         f"{layer.name}.{part}": shape
         for layer in build_graph(model).layers

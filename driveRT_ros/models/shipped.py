@@ -9,8 +9,7 @@ from typing import TypeVar
 from driveRT_ros.core.camera_config import CameraConfig
 from driveRT_ros.core.config import LidarConfig, VoxelizationConfig
 from driveRT_ros.models import checkpoint, lss_weights
-from driveRT_ros.models.stored import stored_model
-from driveRT_ros.models.strict import read_header
+from driveRT_ros.models.stored import FileFormat
 
 FOLDER = Path(__file__).resolve().parent / "weights"
 
@@ -21,14 +20,12 @@ class Shipped:
 
     Args:
         name: Of the file, without suffix; its model card lies beside it.
-        kind: Entry ``format`` of the header.
-        version: Entry ``version`` of the header.
+        format: Of the file.
         max_bytes: The file may not be larger.
     """
 
     name: str
-    kind: str
-    version: str
+    format: FileFormat
     max_bytes: int
 
     def path(self, folder: Path | None = None) -> Path:
@@ -40,12 +37,8 @@ class Shipped:
         return (folder or FOLDER) / f"{self.name}.md"
 
 
-LIDAR = Shipped(
-    "voxelnext_small_sim", checkpoint.FORMAT, checkpoint.FORMAT_VERSION, max_bytes=6_000_000
-)
-CAMERA = Shipped(
-    "lss_small_sim", lss_weights.FORMAT, lss_weights.FORMAT_VERSION, max_bytes=12_000_000
-)
+LIDAR = Shipped("voxelnext_small_sim", checkpoint.FORMAT, max_bytes=6_000_000)
+CAMERA = Shipped("lss_small_sim", lss_weights.FORMAT, max_bytes=12_000_000)
 
 C = TypeVar("C", LidarConfig, CameraConfig)
 
@@ -71,8 +64,7 @@ def with_shipped_weights(config: C) -> C:
     usual = _grid(VoxelizationConfig())
     if isinstance(config, LidarConfig) and _grid(config.voxelization) != usual:
         return config
-    header = read_header(path, shipped.kind, shipped.version)
-    model = stored_model(path, header, type(config.model))
+    model = shipped.format.model(path, type(config.model))
     if config.model not in (type(config.model)(), model):
         return config
     return dataclasses.replace(config, checkpoint_path=str(path), model=model)

@@ -7,14 +7,14 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, Generic, TypeVar
 
 import safetensors.torch
 import torch
 
 from driveRT_ros.core.errors import CheckpointError, ConfigError
 from driveRT_ros.core.schema import Config
-from driveRT_ros.models.strict import read_safetensors, tensors_sha256
+from driveRT_ros.models.strict import read_header, read_safetensors, tensors_sha256
 
 C = TypeVar("C", bound=Config)
 
@@ -43,65 +43,83 @@ class Weights:
         return tensors_sha256(self.tensors)
 
 
-def write_weights(
-    path: str | Path, weights: Weights, kind: str, version: str, dtype: torch.dtype | None
-) -> None:
-    """Write weights as safetensors with the model config in the header.
+W = TypeVar("W", bound=Weights)
+
+
+@dataclass(frozen=True)
+class FileFormat(Generic[W]):
+    """The files of ours that hold the weights of one kind of network.
 
     Args:
-        path: Must end in ``.safetensors``.
-        weights: What to write.
-        kind: Entry ``format`` of the header.
-        version: Entry ``version`` of the header.
-        dtype: Round to this dtype; None keeps every bit.
-
-    Raises:
-        CheckpointError: If the suffix is another one.
+        name: Entry ``format`` of their header.
+        version: Entry ``version`` of their header.
     """
-    if Path(path).suffix.lower() != ".safetensors":
-        raise CheckpointError(f"Weights are written as '.safetensors', got '{path}'.")
-    tensors = {
-        name: tensor.detach().cpu().to(dtype or tensor.dtype).contiguous()
-        for name, tensor in sorted(weights.tensors.items())
-    }
-    header = {
-        "format": kind,
-        "version": version,
-        "model": json.dumps(weights.config.to_dict(), sort_keys=True),
-        "trained": json.dumps(weights.trained),
-        "source": weights.source,
-    }
-    safetensors.torch.save_file(tensors, str(path), metadata=header)
 
+    name: str
+    version: str
 
-def read_weights(
-    path: Path, kind: str, version: str, model: Config
-) -> tuple[dict[str, torch.Tensor], bool]:
-    """Return the tensors of a file for this model, unchecked, and whether they are trained.
+    def write(self, path: str | Path, weights: W, *, dtype: torch.dtype | None = None) -> None:
+        """Write weights as safetensors with the model config in the header.
 
-    Args:
-        path: The file.
-        kind: What the entry ``format`` of its header must be.
-        version: What the entry ``version`` of its header must be.
-        model: What its model config must be.
+        Args:
+            path: Must end in ``.safetensors``.
+            weights: What to write.
+            dtype: Round to this dtype; None keeps every bit.
 
-    Raises:
-        CheckpointError: If the file cannot be read, is of another format or for another model.
-    """
-    header, tensors = read_safetensors(path, kind, version)
-    stored = stored_model(path, header, type(model))
-    try:
-        trained = bool(json.loads(header["trained"]))
-    except (KeyError, ValueError) as error:
-        raise CheckpointError(f"'{path}' has an unusable header: {error}.") from None
-    wanted = dict(_flat(model.to_dict()))
-    for name, value in _flat(stored.to_dict()):
-        if value != wanted[name]:
-            raise CheckpointError(
-                f"'{path}' is for model.{name} = {value}, but the configuration asks for "
-                f"{wanted[name]}."
-            )
-    return tensors, trained
+        Raises:
+            CheckpointError: If the suffix is another one.
+        """
+        if Path(path).suffix.lower() != ".safetensors":
+            raise CheckpointError(f"Weights are written as '.safetensors', got '{path}'.")
+        tensors = {
+            name: tensor.detach().cpu().to(dtype or tensor.dtype).contiguous()
+            for name, tensor in sorted(weights.tensors.items())
+        }
+        header = {
+            "format": self.name,
+            "version": self.version,
+            "model": json.dumps(weights.config.to_dict(), sort_keys=True),
+            "trained": json.dumps(weights.trained),
+            "source": weights.source,
+        }
+        safetensors.torch.save_file(tensors, str(path), metadata=header)
+
+    def read(self, path: Path, model: Config) -> tuple[dict[str, torch.Tensor], bool]:
+        """Return the tensors of a file for this model, unchecked, and whether they are trained.
+
+        Args:
+            path: The file.
+            model: What its model config must be.
+
+        Raises:
+            CheckpointError: If the file cannot be read, is of another format or for another model.
+        """
+        header, tensors = read_safetensors(path, self.name, self.version)
+        stored = stored_model(path, header, type(model))
+        try:
+            trained = bool(json.loads(header["trained"]))
+        except (KeyError, ValueError) as error:
+            raise CheckpointError(f"'{path}' has an unusable header: {error}.") from None
+        wanted = dict(_flat(model.to_dict()))
+        for name, value in _flat(stored.to_dict()):
+            if value != wanted[name]:
+                raise CheckpointError(
+                    f"'{path}' is for model.{name} = {value}, but the configuration asks for "
+                    f"{wanted[name]}."
+                )
+        return tensors, trained
+
+    def model(self, path: Path, kind: type[C]) -> C:
+        """Return the model that a file is for.
+
+        Args:
+            path: The file.
+            kind: Class of its model config.
+
+        Raises:
+            CheckpointError: If the file cannot be read, or is of another format.
+        """
+        return stored_model(path, read_header(path, self.name, self.version), kind)
 
 
 def stored_model(path: Path, header: Mapping[str, str], kind: type[C]) -> C:

@@ -80,7 +80,7 @@ def read_origin(run: Path, shipped: Shipped, reports: Sequence[Path], commit: st
     if state is None or not path.is_file():
         raise ConfigError(f"'{run}' is no folder of a training run: it lacks a state or {WEIGHTS}.")
     steps, _, values = read_state(state)
-    header = read_header(path, shipped.kind, shipped.version)
+    header = read_header(path, shipped.format.name, shipped.format.version)
     kind = TrainConfig if shipped is LIDAR else CameraTrainConfig
     try:
         config, data = kind.from_dict(values["config"]), str(values["data"])
