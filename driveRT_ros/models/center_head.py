@@ -16,9 +16,15 @@ from driveRT_ros.core.reference.decode import (
     decode_boxes,
     local_maxima,
     select_candidates,
-    usable_boxes,
 )
-from driveRT_ros.models.head import Proposals, Suppress, join_kept, suppression
+from driveRT_ros.models.head import (
+    Proposals,
+    Suppress,
+    join_kept,
+    one_per_class,
+    suppression,
+    usable_proposals,
+)
 from driveRT_ros.models.layers import ConvModule
 
 BRANCHES = (("reg", 2), ("height", 1), ("dim", 3), ("rot", 2), ("vel", 2))
@@ -81,8 +87,8 @@ class CenterDecoder:
         self._suppress = suppression(self._post.selection, suppress)
         self._classes = config.model.network.classes_per_head
         count = len(config.model.network.class_names)
-        self._thresholds = _one_per_class(self._post.score_thresholds, count)
-        self._size_factors = _one_per_class(self._post.nms_size_factors, count)
+        self._thresholds = one_per_class(self._post.score_thresholds, count)
+        self._size_factors = one_per_class(self._post.nms_size_factors, count)
 
     def propose(self, heads: Sequence[Maps]) -> tuple[list[Proposals], dict[str, int]]:
         """Return what every head proposes, and counts of what was left out by reason.
@@ -104,11 +110,8 @@ class CenterDecoder:
                 peaks = local_maxima(rows["heatmap"], cells_yx)
             chosen = select_candidates(rows["heatmap"], limits, self._post.top_k, allowed=peaks)
             boxes = self._boxes(rows, chosen.rows, columns)
-            usable, reasons = usable_boxes(boxes, self._post.center_range)
-            dropped.update(chosen.dropped)
-            dropped.update(reasons)
-            labels = chosen.classes[usable] + first
-            proposals.append(Proposals(boxes[usable], chosen.scores[usable], labels))
+            within = self._post.center_range
+            proposals.append(usable_proposals(boxes, chosen, first, within, dropped))
             first += len(classes)
         return proposals, dict(dropped)
 
@@ -138,7 +141,3 @@ class CenterDecoder:
         grid = self._grid
         origin = (grid.x_range_m[0], grid.y_range_m[0])
         return decode_boxes(branches, cells_yx, origin, (grid.resolution_m,) * 2, stride=1)
-
-
-def _one_per_class(values: tuple[float, ...], count: int) -> tuple[float, ...]:
-    return values * count if len(values) == 1 else values

@@ -38,6 +38,33 @@ class Proposals:
     labels: torch.Tensor
 
 
+def one_per_class(values: tuple[float, ...], count: int) -> tuple[float, ...]:
+    """Return one value a class of what may be given once for all of them."""
+    return values * count if len(values) == 1 else values
+
+
+def usable_proposals(
+    boxes: torch.Tensor,
+    chosen: Selection,
+    first_label: int,
+    center_range: Sequence[float],
+    dropped: Counter[str],
+) -> Proposals:
+    """Return what one head proposes, and count what is left out.
+
+    Args:
+        boxes: (K, 9) of the chosen candidates.
+        chosen: The candidates.
+        first_label: Label of the first class of the head.
+        center_range: Parameter ``post_process_params.center_range``.
+        dropped: Counts by reason; more are added.
+    """
+    usable, reasons = usable_boxes(boxes, center_range)
+    dropped.update(chosen.dropped)
+    dropped.update(reasons)
+    return Proposals(boxes[usable], chosen.scores[usable], chosen.classes[usable] + first_label)
+
+
 def join_kept(kept: Sequence[tuple[Proposals, torch.Tensor]]) -> Proposals:
     """Join what suppression left of each head; the rows are in the order to keep."""
     return Proposals(
@@ -80,9 +107,7 @@ class Heads:
         self._suppress = suppression(config.post_process_params.selection, suppress)
         self._classes = config.model.classes_per_head
         thresholds = config.post_process_params.score_thresholds
-        if len(thresholds) == 1:
-            thresholds *= len(config.model.class_names)
-        self._thresholds = thresholds
+        self._thresholds = one_per_class(thresholds, len(config.model.class_names))
         # The hidden layers of all heat branches read the same rows: one product serves them.
         hidden = [f"head{h}.hm.hidden" for h in range(len(self._classes))]
         self._heat_weight = torch.cat([tensors[f"{n}.weight"][0] for n in hidden], dim=1)
@@ -129,11 +154,7 @@ class Heads:
                 peaks = local_maxima(heat[head], bev.coords_bzyx[:, 2:4])
             chosen = select_candidates(heat[head], limits, post.top_k, cells, peaks)
             boxes = self._boxes(head, bev, chosen)
-            usable, reasons = usable_boxes(boxes, post.center_range)
-            dropped.update(chosen.dropped)
-            dropped.update(reasons)
-            labels = chosen.classes[usable] + first
-            proposals.append(Proposals(boxes[usable], chosen.scores[usable], labels))
+            proposals.append(usable_proposals(boxes, chosen, first, post.center_range, dropped))
             first += len(classes)
         return proposals, dict(dropped)
 
