@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 import torch
 
-from driveRT_ros.core.box_match import box_differences, explain_missing
+from driveRT_ros.core.box_match import box_differences, explain_unlike
 from driveRT_ros.core.config import LidarConfig
 from driveRT_ros.core.frame import Detections
 
@@ -78,14 +78,14 @@ def compare_boxes(
     matched = torch.isfinite(nearest)
     rows = matched.nonzero()[:, 0]
     scores = score[rows, index[rows]]
-    found = explain_missing(want, got, ~same.any(dim=1), box, config, tolerance[1])
-    lost = explain_missing(got, want, ~same.any(dim=0), box.T, config, tolerance[1])
+    alone, new = ~same.any(dim=1), ~same.any(dim=0)
+    unlike = explain_unlike(want, got, alone, new, box, config, tolerance[1])
     return BoxCheck(
         boxes=len(got),
         wanted=len(want),
         matched=len(rows),
-        ties=found.ties + lost.ties,
-        unexplained=found.unexplained + lost.unexplained,
+        ties=unlike.ties,
+        unexplained=unlike.unexplained,
         error_box=float(nearest[rows].max()) if len(rows) else 0.0,
         error_score=float(scores.max()) if len(rows) else 0.0,
     )

@@ -46,6 +46,31 @@ def box_differences(a: Detections, b: Detections) -> tuple[torch.Tensor, torch.T
     return largest, (a.scores[:, None].double() - b.scores[None].double()).abs()
 
 
+def explain_unlike(
+    want: Detections,
+    got: Detections,
+    lost: torch.Tensor,
+    new: torch.Tensor,
+    difference: torch.Tensor,
+    config: LidarConfig,
+    margin: float,
+) -> Missing:
+    """Return why two results lack boxes of each other, all of them together.
+
+    Args:
+        want: One result.
+        got: The other.
+        lost: (M,) bool, which of ``want`` the other lacks.
+        new: (N,) bool, which of ``got`` the first lacks.
+        difference: (M, N) largest difference of their values; see :func:`box_differences`.
+        config: Thresholds and heads of both.
+        margin: Scores closer than this are equal.
+    """
+    a = explain_missing(want, got, lost, difference, config, margin)
+    b = explain_missing(got, want, new, difference.T, config, margin)
+    return Missing(a.near_limit + b.near_limit, a.ties + b.ties, a.unexplained + b.unexplained)
+
+
 def explain_missing(
     ones: Detections,
     others: Detections,

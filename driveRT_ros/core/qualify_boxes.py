@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 
-from driveRT_ros.core.box_match import box_differences, explain_missing
+from driveRT_ros.core.box_match import box_differences, explain_unlike
 from driveRT_ros.core.boxes import CENTER
 from driveRT_ros.core.config import LidarConfig
 from driveRT_ros.core.frame import Detections
@@ -80,15 +80,14 @@ def tally_boxes(
     rows, columns = _pairs(distance, center_m)
     alone, new = torch.ones(len(want), dtype=torch.bool), torch.ones(len(got), dtype=torch.bool)
     alone[rows], new[columns] = False, False
-    missing = explain_missing(want, got, alone, difference, config, score)
-    added = explain_missing(got, want, new, difference.T, config, score)
+    unlike = explain_unlike(want, got, alone, new, difference, config, score)
     return BoxTally(
         wanted=len(want),
         got=len(got),
         matched=len(rows),
-        near_limit=missing.near_limit + added.near_limit,
-        ties=missing.ties + added.ties,
-        unexplained=missing.unexplained + added.unexplained,
+        near_limit=unlike.near_limit,
+        ties=unlike.ties,
+        unexplained=unlike.unexplained,
         center_m=float(distance[rows, columns].max()) if len(rows) else 0.0,
         score=float(scores[rows, columns].max()) if len(rows) else 0.0,
     )
