@@ -15,7 +15,6 @@ from __future__ import annotations
 import dataclasses
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -170,7 +169,7 @@ def measure(
         "device": "cuda" if cuda else "cpu",
         "cpu": processor(),
         "threads": torch.get_num_threads(),
-        "weights": Path(reference.weights.source).name,
+        "weights": reference.weights.name,
         "protocol": {"rounds": rounds, "runs_a_round": _RUNS if cuda else 1},
         "clocks": [clocks("start")] if cuda else [],
         "sets": {},

@@ -259,7 +259,7 @@ class FrameBench:
             "device": device.type,
             "cpu": processor(),
             "threads": torch.get_num_threads(),
-            "weights": weights.source,
+            "weights": weights.name,
             "protocol": {"rounds": rounds, "runs_a_round": _RUNS[device.type]},
             "clocks": [clocks("start")] if self._cuda else [],
             "frames": {},

@@ -200,9 +200,11 @@ class Case:
 
 
 def _weights(node: NodeProcess) -> str:
-    """Return what the node says that it runs."""
+    """Return the name of what the node says that it runs."""
+    from driveRT_ros.models.stored import name_of
+
     found = re.search(r"Configured in .*weights '([^']*)'", node.log())
-    return found[1] if found else ""
+    return name_of(found[1]) if found else ""
 
 
 def _follow(supervisor: Supervisor, probe: NodeProcess, told: Callable[[int], object]) -> None:

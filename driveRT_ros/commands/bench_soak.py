@@ -55,7 +55,7 @@ def measure(args: argparse.Namespace) -> dict[str, Any]:
         found = soak(
             pipeline, clouds, config, device, count, lambda done: bar.update(task, completed=done)
         )
-    return {**found, "weights": weights.source}
+    return {**found, "weights": weights.name}
 
 
 def show(report: dict[str, Any]) -> None:

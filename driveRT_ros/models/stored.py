@@ -37,6 +37,11 @@ class Weights:
     source: str
     mapping: tuple[str, ...] = ()
 
+    @property
+    def name(self) -> str:
+        """What to record of where they came from: the name of the file, or the seed."""
+        return name_of(self.source)
+
     @cached_property
     def sha256(self) -> str:
         """Hash of names, shapes and values rounded to float32: equal in every file format."""
@@ -44,6 +49,11 @@ class Weights:
 
 
 W = TypeVar("W", bound=Weights)
+
+
+def name_of(source: str) -> str:
+    """Return what to record of where weights came from: the name of the file, or the seed."""
+    return Path(source).name
 
 
 @dataclass(frozen=True)

@@ -207,6 +207,8 @@ def test_our_format_returns_what_was_saved(tmp_path):
     assert set(again.tensors) == set(weights.tensors)
     assert all(torch.equal(again.tensors[k], weights.tensors[k]) for k in weights.tensors)
     assert again.sha256 == weights.sha256
+    assert (again.source, again.name) == (str(path), "model.safetensors")
+    assert untrained_weights(SMALL, 0).name == "untrained, seed 0"
 
 
 def test_rounding_to_float32_keeps_the_identity_of_the_weights(tmp_path):
