@@ -67,11 +67,13 @@ sanitizer() {
     local tool some="any_number_of_rows or tensor_cores or best_are_kept or limits_of_suppression"
     some+=" or peaks_of_the_heat"
     some+=" or crc_of_any or fold_over_three or statistics_are or every_byte or pooling_logits"
+    some+=" or same_launch or one_message_or_eight"
     # Tensors that torch cuts out of one block would hide what is read behind their ends.
     local -x PYTORCH_NO_CUDA_MEMORY_CACHING=1
     for tool in memcheck racecheck synccheck; do
         "${check[@]}" --tool "$tool" "${pytest[@]}" -k "$some" test/kernels/test_heads.py \
-            test/kernels/test_grid_ops.py test/kernels/test_depth_softmax.py || memory=1
+            test/kernels/test_grid_ops.py test/kernels/test_row_crcs.py \
+            test/kernels/test_depth_softmax.py || memory=1
     done
     return $memory
 }

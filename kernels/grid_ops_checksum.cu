@@ -3,6 +3,7 @@
 //
 //   crc_messages   some messages; a warp a chunk, each block folds the chunks it has, then all blocks
 //                  of a message are XORed
+//   crc_rows       the same of rows of which the device alone knows how many there are
 //   crc_chunks     the same for one message, or for the nodes of one kind
 //
 // A register v of the CRC is a polynomial modulo P: n zero bytes make v x^(8n) of it, a word w makes
@@ -60,6 +61,17 @@ struct Messages {  // up to eight
     u64 bytes[8];
     u32 block_end[8];  // blocks of each message and all before it, at least one each
     u32 rounds;
+};
+
+struct Rows {  // up to eight messages, each some rows of one size
+    const u32* tables;  // as of a Checksum
+    const u32* powers;
+    u32* sums;            // zero before the launch; then the complement of each CRC
+    const u32* data[8];
+    const u32* count[8];  // rows that there are; they may be more than there is room for
+    u32 capacity[8];      // rows that there is room for
+    u32 row_bytes[8];
+    u32 messages;         // blocks of the launch: some, and two for each of these
 };
 
 // First bit and first entry of a digit of the wide tables.
@@ -228,22 +240,58 @@ extern "C" __global__ void __launch_bounds__(32 * WARPS, 5) crc_chunks(const Che
     sum_chunks(m, blockIdx.x, gridDim.x);
 }
 
+// Whole chunks of a message; what follows them has 1 to 4096 bytes and a block of its own.
+__device__ __forceinline__ u32 chunks_of(u64 bytes) {
+    return bytes ? static_cast<u32>((bytes - 1) / BLOCK_BYTES) : 0u;
+}
+
+// What block `index` of `count` adds to the complement of the CRC of a message.
+__device__ __forceinline__ void sum_message(const u32* tables, const u32* powers, const u32* data, u64 bytes,
+                                            u32 rounds, u32 index, u32 count, u32* sum) {
+    if (!bytes) {
+        if (threadIdx.x == 0) atomicXor(sum, ~0u);
+        return;
+    }
+    Checksum one;
+    one.data = data, one.tables = tables, one.powers = powers;
+    one.chunk_bytes = BLOCK_BYTES, one.chunks = chunks_of(bytes), one.rounds = rounds;
+    one.begin = 0, one.end = one.extra_begin = static_cast<u64>(one.chunks) * BLOCK_BYTES;
+    one.chunks_before = one.chunks_after = 0;
+    one.extra_bytes = static_cast<u32>(bytes - one.end);
+    one.plain = 1, one.head = nullptr, one.sum = sum;
+    sum_chunks(one, index, count);
+}
+
 extern "C" __global__ void __launch_bounds__(32 * WARPS, 5) crc_messages(const Messages m) {
     begin_dependent();
     int i = 0;
     while (blockIdx.x >= m.block_end[i]) ++i;  // the last one ends with the launch
     const u32 begin = i ? m.block_end[i - 1] : 0;
-    const u64 bytes = m.bytes[i], whole = bytes ? (bytes - 1) / BLOCK_BYTES * BLOCK_BYTES : 0;
-    if (!bytes) {
-        if (threadIdx.x == 0) atomicXor(m.sums + i, ~0u);
-        return;
+    sum_message(m.tables, m.powers, m.data[i], m.bytes[i], m.rounds, blockIdx.x - begin, m.block_end[i] - begin,
+                m.sums + i);
+}
+
+extern "C" __global__ void __launch_bounds__(32 * WARPS, 5) crc_rows(const Rows m) {
+    begin_dependent();
+    __shared__ u64 shared_bytes[8];
+    if (threadIdx.x < m.messages) {
+        const u32 rows = *m.count[threadIdx.x], room = m.capacity[threadIdx.x];
+        shared_bytes[threadIdx.x] = static_cast<u64>(rows < room ? rows : room) * m.row_bytes[threadIdx.x];
     }
-    Checksum one;
-    one.data = m.data[i], one.tables = m.tables, one.powers = m.powers;
-    one.begin = 0, one.end = one.extra_begin = whole;
-    one.chunk_bytes = BLOCK_BYTES, one.chunks = static_cast<u32>(whole / BLOCK_BYTES), one.rounds = m.rounds;
-    one.chunks_before = one.chunks_after = 0;
-    one.extra_bytes = static_cast<u32>(bytes - whole);
-    one.plain = 1, one.head = nullptr, one.sum = m.sums + i;
-    sum_chunks(one, blockIdx.x - begin, m.block_end[i] - begin);
+    __syncthreads();
+    u32 chunks = 0;
+    for (u32 i = 0; i < m.messages; ++i) chunks += chunks_of(shared_bytes[i]);
+    // Shared out as the host does it for crc_messages: a message takes a block for what follows its
+    // chunks, and less than one more for rounding up. Blocks that are left have nothing to do.
+    const u32 warps = WARPS * (gridDim.x - 2 * m.messages);
+    const u32 rounds = chunks > warps ? (chunks + warps - 1) / warps : 1u;
+    u32 begin = 0;
+    for (u32 i = 0; i < m.messages; ++i) {
+        const u32 blocks = 1 + (chunks_of(shared_bytes[i]) + WARPS * rounds - 1) / (WARPS * rounds);
+        if (blockIdx.x - begin < blocks) {
+            sum_message(m.tables, m.powers, m.data[i], shared_bytes[i], rounds, blockIdx.x - begin, blocks, m.sums + i);
+            return;
+        }
+        begin += blocks;
+    }
 }

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Protocol
 
 import torch
@@ -30,6 +30,8 @@ class Found:
         dropped: Counts of what was left out, by reason.
         heat: Returns the logits of each head, (N, classes of the head) on the device; few frames
             are asked for them, and they hold until the next one.
+        row_crcs: What :func:`driveRT_ros.core.fingerprint.row_crcs` would return, where it was
+            asked for and taken on the way; else nothing.
     """
 
     boxes: torch.Tensor
@@ -38,6 +40,7 @@ class Found:
     decoded: int
     dropped: Mapping[str, int]
     heat: Callable[[], list[torch.Tensor]]
+    row_crcs: Mapping[str, int] = field(default_factory=dict)
 
 
 class BackEnd(Protocol):
@@ -48,12 +51,13 @@ class BackEnd(Protocol):
         """A sentence on what makes it slower than it could be, or ""."""
         ...
 
-    def run(self, front: FrontFrame, clock: StageClock) -> Found:
+    def run(self, front: FrontFrame, clock: StageClock, *, with_row_crcs: bool = False) -> Found:
         """Take the rows of one frame to boxes.
 
         Args:
             front: What the front end makes.
             clock: Given a lap after each of ``head`` and ``postprocess``.
+            with_row_crcs: Take the CRC-32 of the rows where that costs no wait of its own.
         """
         ...
 
@@ -71,8 +75,8 @@ class ReferenceBackEnd:
         self._heads = Heads(config, tensors, ops.rotated_nms)
         self.note = ""
 
-    def run(self, front: FrontFrame, clock: StageClock) -> Found:
-        """See :class:`BackEnd`."""
+    def run(self, front: FrontFrame, clock: StageClock, *, with_row_crcs: bool = False) -> Found:
+        """See :class:`BackEnd`; takes no CRC-32."""
         # Heat at every row, boxes only where it passes the threshold.
         bev = front.result().bev
         heat = self._heads.heat(bev.features)

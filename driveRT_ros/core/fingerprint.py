@@ -31,41 +31,48 @@ STAGES: Mapping[str, str] = {
 """What each number is of, in the order of computing; a fingerprint holds those that were made."""
 
 
+ROWS = ("points", "coords", "features", "bev")
+"""Those of the rows of a frame, which an engine may take on its way."""
+
+
 def frame_fingerprint(
-    points: torch.Tensor,
-    front: FrontResult,
-    voxel_shape_zyx: Triple,
-    grid: BevGrid | None,
-    *detections: torch.Tensor,
+    rows: Mapping[str, int], grid: BevGrid | None, *detections: torch.Tensor
 ) -> dict[str, int]:
     """Return the CRC-32 of the bytes of each stage.
+
+    ``bev``, ``grid`` and ``detections`` are the same wherever the additions have the same order: on
+    one device, with one Plan.
+
+    Args:
+        rows: Those of :func:`row_crcs`, whoever took them.
+        grid: Bird's-eye-view layers, where they were made.
+        detections: Boxes, scores and labels, as published.
+    """
+    grids = {} if grid is None else {"grid": grid_crc32(grid)}
+    return {**rows, **grids, "detections": crc32(*detections)}
+
+
+def row_crcs(points: torch.Tensor, front: FrontResult, voxel_shape_zyx: Triple) -> dict[str, int]:
+    """Return the CRC-32 of the bytes of :data:`ROWS`; on a CUDA device this waits for them.
 
     Rows are taken in the order of their cells, whatever order they were computed in: cubes of
     8 x 8 x 8 cells in ascending (z, y, x) order, and the cells of a cube alike, as the engine has
     them anyway. ``coords`` (int32 z, y, x) and ``features`` of the voxels are then the same on
-    every device in float32. ``bev``, ``grid`` and ``detections`` are the same wherever the
-    additions have the same order: on one device, with one Plan.
+    every device in float32.
 
     Args:
         points: (N, 5) what the front end was given.
         front: What the heads were given.
         voxel_shape_zyx: Cells of the voxel grid.
-        grid: Bird's-eye-view layers, where they were made.
-        detections: Boxes, scores and labels, as published.
     """
     coords, features, bev = front.voxel_coords_zyx, front.voxel_features, front.bev.features
     if not front.in_cell_order:
         voxels = cell_order(coords, voxel_shape_zyx)
         coords, features = coords[voxels], features[voxels]
         bev = bev[cell_order(front.bev.coords_bzyx[:, 1:], front.bev.spatial_shape_zyx)]
-    rows = {"points": points, "coords": coords, "features": features, "bev": bev}
-    # Taken where the rows lie: of each stage four bytes travel to the host, all at once, and what
-    # lies on the host has its turn meanwhile.
-    bits = crc32_bits(*rows.values())
-    grids = {} if grid is None else {"grid": grid_crc32(grid)}
-    found = {"detections": crc32(*detections)}
-    stages = {stage: value & 0xFFFFFFFF for stage, value in zip(rows, bits.tolist())}
-    return {**stages, **grids, **found}
+    # Taken where the rows lie: of each four bytes travel to the host, all at once.
+    bits = crc32_bits(points, coords, features, bev)
+    return {stage: value & 0xFFFFFFFF for stage, value in zip(ROWS, bits.tolist())}
 
 
 def grid_crc32(grid: BevGrid) -> int:

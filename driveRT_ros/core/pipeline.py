@@ -14,7 +14,7 @@ from driveRT_ros.core.bev_grid import build_bev_grid
 from driveRT_ros.core.camera_pipeline import CameraPipeline
 from driveRT_ros.core.config import LidarConfig
 from driveRT_ros.core.errors import ConfigError, InvalidFrame
-from driveRT_ros.core.fingerprint import frame_fingerprint
+from driveRT_ros.core.fingerprint import frame_fingerprint, row_crcs
 from driveRT_ros.core.frame import Detections, FrameReport
 from driveRT_ros.core.front_end import FrontFrame, make_front_end
 from driveRT_ros.core.ops import Ops
@@ -146,7 +146,7 @@ class LidarPipeline:
         frame = self._front_end.run(taken, clock)
 
         # Heat at every row, boxes where it passes the threshold, overlapping ones suppressed.
-        found = self._back_end.run(frame, clock)
+        found = self._back_end.run(frame, clock, with_row_crcs=with_fingerprint)
         boxes, scores, labels = found.boxes, found.scores, found.labels
 
         # What happened to this frame, and what identifies its result.
@@ -156,8 +156,9 @@ class LidarPipeline:
             grid = build_bev_grid(cloud, self.config, layers)
         fingerprint = {}
         if with_fingerprint:
-            shape, front = self.config.voxelization.sparse_shape_zyx, frame.result()
-            fingerprint = frame_fingerprint(cloud, front, shape, grid, boxes, scores, labels)
+            shape = self.config.voxelization.sparse_shape_zyx
+            rows = found.row_crcs or row_crcs(cloud, frame.result(), shape)
+            fingerprint = frame_fingerprint(rows, grid, boxes, scores, labels)
         stage_ms, points_given = clock.stage_ms, cloud.shape[0]
         report = FrameReport(
             stage_ms=stage_ms,

@@ -11,6 +11,7 @@ from driveRT_ros.core.config import LidarConfig
 from driveRT_ros.core.frame import Detections
 from driveRT_ros.core.pipeline import LidarPipeline
 from driveRT_ros.core.plan import PRECISIONS
+from driveRT_ros.core.stages import crc32
 from driveRT_ros.core.sweeps import SweepBuffer
 from driveRT_ros.sim.config import SimConfig
 from driveRT_ros.sim.simulate import simulate
@@ -79,9 +80,34 @@ def test_a_frame_from_host_memory_never_waits_but_for_its_result(pair, clouds):
     torch.cuda.set_sync_debug_mode("error")
     try:
         found = [replayed.process(cloud) for cloud in (*clouds, *arrays)]
+        found += [replayed.process(cloud, with_fingerprint=True) for cloud in (*clouds, *arrays)]
     finally:
         torch.cuda.set_sync_debug_mode("default")
-    assert all(same_bytes(a, b) for a, b in zip(found, want + want))
+    assert all(same_bytes(a, b) for a, b in zip(found, 4 * want, strict=True))
+    assert all(each.report.fingerprint for each in found[2 * len(clouds) :])
+
+
+def test_a_fingerprint_is_that_of_zlib_over_the_rows(pair, clouds):
+    for pipeline in pair:
+        engine = pipeline._front_end._engine
+        maps = engine.maps
+        for cloud in (*clouds, *reversed(clouds)):
+            found = pipeline.process(cloud, with_fingerprint=True).report.fingerprint
+            voxels, rows = (int(maps.levels[number].counts[1]) for number in (0, 7))
+            assert found["points"] == crc32(cloud) == crc32(maps.points[: len(cloud)])
+            assert found["coords"] == crc32(maps.levels[0].coords_zyx[:voxels])
+            assert found["features"] == crc32(maps.features[:voxels])
+            assert found["bev"] == crc32(engine.features[:rows])
+
+
+def test_a_fingerprint_gives_the_device_one_launch_more_and_no_copy(pair, clouds):
+    for pipeline in pair:
+        plain, marked = (
+            work_enqueued(lambda p=pipeline, w=which: p.process(clouds[2], with_fingerprint=w))
+            for which in (False, True)
+        )
+        assert marked.total() - plain.total() <= 1, (plain, marked)
+        assert graph_launches(marked) == graph_launches(plain)
 
 
 def test_points_on_the_device_or_in_float64_or_in_pinned_memory_give_the_same_frame(pair, clouds):

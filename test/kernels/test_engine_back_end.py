@@ -93,3 +93,18 @@ def test_a_cloud_that_the_engine_never_saw_goes_on_in_the_reference(backend, mon
     engine = SimpleNamespace(maps=SimpleNamespace(counts=Counts(backend.device, 9)))
     EngineBackEnd(engine, case.heads, lambda engine: None, other).run(made, clock)
     assert other.seen == [made]
+
+
+def test_rows_in_another_order_than_that_of_their_cells_are_left_to_whoever_can_sort_them(
+    backend, monkeypatch
+):
+    settings, bev = config(), rows_of(5)
+    case = HeadsCase(backend, monkeypatch, settings, tensors_of(settings))
+    counts = Counts(backend.device, 100)
+    engine = SimpleNamespace(maps=SimpleNamespace(counts=counts, in_cell_order=False))
+    back_end = EngineBackEnd(engine, case.heads, lambda engine: None, Recorder())
+    case.put(bev)
+    counts.needed[0] = 5
+    frame = EngineFrame(engine, torch.zeros(0, 5), lambda overflow: None, HighWater(), {})
+    found = back_end.run(frame, StageClock(backend.device), with_row_crcs=True)
+    assert found.row_crcs == {} and frame.rows == 5

@@ -8,11 +8,13 @@ import numpy as np
 import pytest
 import torch
 
+from driveRT_ros.core import pipeline as pipeline_module
 from driveRT_ros.core.config import LidarConfig
 from driveRT_ros.core.gpu.back_end import EngineBackEnd
 from driveRT_ros.core.gpu.front_end import make_engine
 from driveRT_ros.core.pipeline import LidarPipeline
 from driveRT_ros.core.raw_cloud import CountedRows
+from driveRT_ros.core.stages import crc32
 from test.support import engine
 
 SMALL = engine.SMALL | {
@@ -74,6 +76,30 @@ def test_the_engine_and_the_reference_give_the_same_frame():
             assert len(want) > 5
             reasons = ("non_finite_points", "out_of_range_points", "over_capacity_points")
             assert all(want.report.dropped[reason] > 0 for reason in reasons)
+
+
+def test_the_fingerprint_comes_with_the_result_and_is_that_of_the_bytes_of_the_rows(monkeypatch):
+    """Nobody asks for the rows once the frame is over; no point, one, as many as there is room."""
+
+    def never(*args):
+        raise AssertionError("the rows were read after the frame")
+
+    monkeypatch.setattr(pipeline_module, "row_crcs", never)
+    pipeline, _ = pipelines(settings())
+    maps = pipeline._front_end._engine.maps
+    for count in (2000, 0, 1, 700):
+        report = pipeline.process(cloud(count, seed=count), with_fingerprint=True).report
+        voxels, rows = int(maps.levels[0].counts[1]), int(maps.levels[7].counts[1])
+        assert report.overflow == {} and (voxels > 100) == (rows > 5) == (count > 1)
+        want = {
+            "points": maps.points[:count],
+            "coords": maps.levels[0].coords_zyx[:voxels],
+            "features": maps.features[:voxels],
+            "bev": pipeline._front_end._engine.features[:rows],
+        }
+        found = {stage: crc for stage, crc in report.fingerprint.items() if stage in want}
+        assert found == {stage: crc32(tensor) for stage, tensor in want.items()}
+    assert pipeline.process(cloud(700)).report.fingerprint == {}
 
 
 @pytest.mark.parametrize("precision", ["fp32", "fp16"])

@@ -345,7 +345,7 @@ def test_operators_run_on_the_current_stream_and_in_a_graph():
 @pytest.mark.parametrize(
     ("stem", "names"),
     [
-        ("grid_ops_checksum", ["crc_chunks", "crc_messages"]),
+        ("grid_ops_checksum", ["crc_chunks", "crc_messages", "crc_rows"]),
         ("grid_ops_diagonals", ["sum_diagonals", "fold_diagonals"]),
         ("grid_ops_stats", ["leaf_stats", "lower_stats", "top_stats"]),
         ("grid_ops_index", ["index_to_grid"]),

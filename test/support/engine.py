@@ -13,6 +13,7 @@ from driveRT_ros.core.config import LidarConfig
 from driveRT_ros.core.gpu import backbone as backbone_module
 from driveRT_ros.core.gpu import frame_maps as frame_maps_module
 from driveRT_ros.core.gpu import heads as heads_module
+from driveRT_ros.core.gpu import row_crcs as row_crcs_module
 from driveRT_ros.core.ops import Ops
 from driveRT_ros.models.voxelnext import Backbone
 from test.support.launch import Backend
@@ -45,6 +46,9 @@ class ShimKernel:
 
         return launch
 
+    def prefer_shared(self, percent):
+        return self
+
 
 class ShimBranch:
     """What ``core.cuda.Branch`` is where everything runs in order."""
@@ -68,9 +72,10 @@ def put_on_the_shim(monkeypatch, capability=(9, 0)):
     monkeypatch.setattr(backbone_module, "Branch", ShimBranch)
     monkeypatch.setattr(frame_maps_module, "Kernel", ShimKernel)
     monkeypatch.setattr(heads_module, "Kernel", ShimKernel)
+    monkeypatch.setattr(row_crcs_module, "Kernel", ShimKernel)
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device=None: capability)
     monkeypatch.setattr(torch.cuda, "get_device_name", lambda device=None: GPU)
-    properties = SimpleNamespace(multi_processor_count=1)
+    properties = SimpleNamespace(multi_processor_count=1, max_threads_per_multi_processor=2048)
     monkeypatch.setattr(torch.cuda, "get_device_properties", lambda device=None: properties)
 
 

@@ -12,6 +12,7 @@ import torch
 from driveRT_ros.core.back_end import BackEnd
 from driveRT_ros.core.config import LidarConfig
 from driveRT_ros.core.device_faults import out_of_memory
+from driveRT_ros.core.fingerprint import ROWS
 from driveRT_ros.core.front_end import FrontEnd, FrontFrame, FrontResult
 from driveRT_ros.core.gpu.back_end import EngineBackEnd
 from driveRT_ros.core.gpu.backbone import SparseBackbone
@@ -200,7 +201,7 @@ def engine_heads(
     arithmetic = engine.plan.tactics[last.map_key].arithmetic
     if unsupported(config, arithmetic, torch.cuda.get_device_capability(level.counts.device)):
         return None
-    before = engine.maps.counts.size
+    before = engine.maps.counts.size + len(ROWS)
     return SparseHeads(config, tensors, engine.features, level, arithmetic, before)
 
 

@@ -47,7 +47,7 @@ def crc32(*tensors: torch.Tensor, run: Run | None = None, resident: int = 0) -> 
         (number of tensors,) int32: the bits of each CRC.
     """
     device = tensors[0].device
-    run, resident = run or _launcher(device), resident or _resident(device)
+    run, resident = run or _launcher(device), resident or resident_blocks(device)
     out = torch.full((len(tensors),), -1, dtype=torch.int32, device=device)
     for at in range(0, len(tensors), MESSAGES):
         value, blocks = _messages(tensors[at : at + MESSAGES], out[at:], resident)
@@ -100,7 +100,7 @@ def checksum(
     out = torch.full((2,), -1 if total else 0, dtype=torch.int32, device=grid.device)
     before = 0
     for begin, size, count in runs or [(0, nvdb.HEAD, 0)]:
-        rounds, blocks = _spread(count, resident or _resident(grid.device))
+        rounds, blocks = _spread(count, resident or resident_blocks(grid.device))
         end = begin + size * count
         fields = {
             **{"data": grid, **operators_on(grid.device, 1), "begin": begin, "end": end},
@@ -273,7 +273,7 @@ def _prepared_index(device: torch.device, how: _Conversion) -> Prepared:
 
 
 @functools.cache
-def _resident(device: torch.device) -> int:
+def resident_blocks(device: torch.device) -> int:
     """Return how many blocks of the checksum a device runs at once."""
     properties = torch.cuda.get_device_properties(device)
     by_threads = properties.max_threads_per_multi_processor // (32 * WARPS)
