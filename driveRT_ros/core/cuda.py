@@ -7,10 +7,11 @@ driver call each time: its arguments stay where the driver reads them.
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import functools
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 
 import torch
@@ -87,13 +88,14 @@ class Kernel:
         key = tuple(sorted((k, str(v)) for k, v in (defines or {}).items()))
         module = _module(self.device, stem, arch, key)
         self.function = ctypes.c_void_p()
-        code = _driver().cuModuleGetFunction(ctypes.byref(self.function), module, name.encode())
-        if code == 500:
-            raise ConfigError(f"kernels/{stem}.cu has no kernel named '{name}'.")
-        _check(code, f"looking up the kernel '{name}'")
-        self.max_threads = self._attribute(_ATTRIBUTE_MAX_THREADS)
-        self._allow_shared()
-        self.parameter_sizes = self._parameter_sizes()
+        with _current(self._context):  # this thread may have none, or that of another device
+            code = _driver().cuModuleGetFunction(ctypes.byref(self.function), module, name.encode())
+            if code == 500:
+                raise ConfigError(f"kernels/{stem}.cu has no kernel named '{name}'.")
+            _check(code, f"looking up the kernel '{name}'")
+            self.max_threads = self._attribute(_ATTRIBUTE_MAX_THREADS)
+            self._allow_shared()
+            self.parameter_sizes = self._parameter_sizes()
         self.may_depend = waits_itself(stem, name) and _may_depend(self.device)
 
     def bind(
@@ -115,7 +117,8 @@ class Kernel:
         Args:
             percent: Of the most that a multiprocessor can have as shared memory; 0 to 100.
         """
-        code = _driver().cuFuncSetAttribute(self.function, _ATTRIBUTE_CARVEOUT, percent)
+        with _current(self._context):
+            code = _driver().cuFuncSetAttribute(self.function, _ATTRIBUTE_CARVEOUT, percent)
         _check(code, f"sharing out the memory of multiprocessors for '{self.name}'")
         return self
 
@@ -138,9 +141,9 @@ class Kernel:
                 f"has {limit.value}; choose a smaller tile or fewer stages."
             )
         if needed > _LEAST_DYNAMIC:  # the limit counts static shared memory too
-            code = _driver().cuFuncSetAttribute(
-                self.function, _ATTRIBUTE_MAX_DYNAMIC, self.shared_bytes
-            )
+            # The function may be that of a kernel before, whose launches need more.
+            most = max(self.shared_bytes, self._attribute(_ATTRIBUTE_MAX_DYNAMIC))
+            code = _driver().cuFuncSetAttribute(self.function, _ATTRIBUTE_MAX_DYNAMIC, most)
             _check(code, f"allowing '{self.name}' {self.shared_bytes} bytes of shared memory")
 
     def _parameter_sizes(self) -> tuple[int, ...] | None:
@@ -158,6 +161,22 @@ class Kernel:
                 return tuple(sizes)
             _check(code, f"asking for the parameters of the kernel '{self.name}'")
             sizes.append(size.value)
+
+
+def kernel_on(
+    device: torch.device | int | None, stem: str, name: str, defines: Defines | None = None
+) -> Kernel:
+    """Return a kernel that is looked up once for a device, and then the same for everybody.
+
+    The arguments are those of :class:`Kernel`.
+    """
+    key = tuple(sorted((k, str(v)) for k, v in (defines or {}).items()))
+    return _kept_kernel(_device_index(device), stem, name, key)
+
+
+@functools.cache
+def _kept_kernel(device: int, stem: str, name: str, defines: tuple[tuple[str, str], ...]) -> Kernel:
+    return Kernel(stem, name, dict(defines), device=device)
 
 
 class Launch:
@@ -246,7 +265,8 @@ class Launch:
         _check(driver.cuCtxGetCurrent(ctypes.byref(before)), "asking for the CUDA context")
         _check(driver.cuCtxSetCurrent(self.kernel._context), "setting the CUDA context")
         code = self._enqueue(stream)
-        if before.value:  # what torch calls the current device depends on it
+        # What torch calls the current device depends on it; without a context that is device 0.
+        if before.value or self.kernel.device:
             driver.cuCtxSetCurrent(before)
         return code
 
@@ -351,17 +371,24 @@ def _context(device: int) -> ctypes.c_void_p:
     return context
 
 
+@contextlib.contextmanager
+def _current(context: ctypes.c_void_p) -> Iterator[None]:
+    """Make a context that of this thread, for what asks about or changes what is in it."""
+    driver = _driver()
+    _check(driver.cuCtxPushCurrent_v2(context), "setting the CUDA context")
+    try:
+        yield
+    finally:
+        driver.cuCtxPopCurrent_v2(ctypes.byref(ctypes.c_void_p()))
+
+
 @functools.cache
 def _module(
     device: int, stem: str, arch: str, defines: tuple[tuple[str, str], ...]
 ) -> ctypes.c_void_p:
     cubin, _ = compile_cubin(stem, arch, dict(defines))
     module = ctypes.c_void_p()
-    driver = _driver()
-    _check(driver.cuCtxPushCurrent_v2(_context(device)), "setting the CUDA context")
-    try:
-        code = driver.cuModuleLoadData(ctypes.byref(module), cubin)
-    finally:
-        driver.cuCtxPopCurrent_v2(ctypes.byref(ctypes.c_void_p()))
+    with _current(_context(device)):
+        code = _driver().cuModuleLoadData(ctypes.byref(module), cubin)
     _check(code, f"loading {stem}.cu compiled for {arch}")
     return module

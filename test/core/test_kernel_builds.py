@@ -75,8 +75,11 @@ def test_what_sweeps_and_fingerprints_need_is_compiled_ahead_too(
         asked.add(stem)
         return engine.ShimKernel(stem, *_, **how)
 
-    for module in (sweeps, unpack_points):
-        monkeypatch.setattr(module, "Kernel", kernel)
+    def kernel_on(device: torch.device, *kind: str) -> engine.ShimKernel:
+        return kernel(*kind, device=device)
+
+    monkeypatch.setattr(sweeps, "Kernel", kernel)
+    monkeypatch.setattr(unpack_points, "kernel_on", kernel_on)
     buffer = DeviceSweepBuffer(DensificationConfig(), torch.device("cpu"))
     for stamp_ns in (0, 1):
         cloud = PointBatch(np.ones((9, 3)), np.ones(9), np.ones(9), None, stamp_ns, "lidar")

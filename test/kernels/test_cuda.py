@@ -295,16 +295,110 @@ def test_a_grid_without_blocks_is_no_launch(kernel, monkeypatch, grid):
     assert driver.calls == []
 
 
-@pytest.mark.parametrize(("before", "after"), [(None, []), (3, ["context 3"])])
-def test_a_thread_without_the_context_has_it_for_the_launch(kernel, monkeypatch, before, after):
-    """The current device of a thread must not change because it launched on another one."""
+@pytest.mark.parametrize(
+    ("device", "before", "after"),
+    [(0, None, []), (0, 3, ["context 3"]), (1, None, ["context None"]), (1, 3, ["context 3"])],
+)
+def test_a_thread_without_the_context_has_it_for_the_launch(
+    kernel, monkeypatch, device, before, after
+):
+    """The current device of a thread must not change because it launched on another one.
+
+    Without a context it is device 0, so a thread may keep the context of that.
+    """
     driver = Driver(400 if before else 201)
-    driver.context = before
+    driver.context, kernel.device = before, device
     monkeypatch.setattr(cuda, "_driver", lambda: driver)
     kernel.bind(1, 32, 5)(stream=1)
     calls = [call if isinstance(call, str) else "launch" for call in driver.calls]
     assert calls == ["launch", "context 2", "launch", *after]
-    assert driver.context == (before or 2)
+    assert driver.context == (before or (None if device else 2))
+
+
+class StrictDriver(Driver):
+    """Answers no question about a function but in the context that it belongs to."""
+
+    def __init__(self):
+        super().__init__()
+        self.stack, self.most, self.loaded = [], 49152, 0
+
+    def cuCtxPushCurrent_v2(self, context):  # noqa: N802
+        self.stack.append(context.value)
+        return 0
+
+    def cuCtxPopCurrent_v2(self, context):  # noqa: N802
+        self.stack.pop()
+        return 0
+
+    def _in_context(self):
+        return 0 if self.stack[-1:] == [77] else 201
+
+    def cuDevicePrimaryCtxRetain(self, context, device):  # noqa: N802
+        assert device == 1
+        context._obj.value = 77
+        return 0
+
+    def cuModuleLoadData(self, module, cubin):  # noqa: N802
+        self.loaded += 1
+        return self._in_context()
+
+    def cuModuleGetFunction(self, function, module, name):  # noqa: N802
+        return self._in_context()
+
+    def cuFuncGetAttribute(self, value, attribute, function):  # noqa: N802
+        static = 1024
+        value._obj.value = {0: 512, 1: static, 8: self.most}[attribute]
+        return self._in_context()
+
+    def cuFuncSetAttribute(self, function, attribute, value):  # noqa: N802
+        if attribute == 8:
+            self.most = value
+        return self._in_context()
+
+    def cuFuncGetParamInfo(self, function, index, offset, size):  # noqa: N802
+        return self._in_context() or 1
+
+    def cuDeviceGetAttribute(self, value, attribute, device):  # noqa: N802
+        value._obj.value = 200 * 1024
+        return 0
+
+    def cuDriverGetVersion(self, version):  # noqa: N802
+        version._obj.value = 13000
+        return 0
+
+
+@pytest.fixture
+def strict_driver(sources, monkeypatch):
+    driver = StrictDriver()
+    monkeypatch.setattr(cuda, "_driver", lambda: driver)
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: (9, 0))
+    caches = cuda._context, cuda._module, cuda._kept_kernel
+    for cache in caches:
+        cache.cache_clear()
+    yield driver
+    for cache in caches:
+        cache.cache_clear()
+
+
+def test_a_kernel_of_another_device_is_looked_up_in_the_context_of_that(strict_driver):
+    """A pipeline on the second GPU is made by a thread whose current device is the first."""
+    kernel = cuda.Kernel("scale", "scale", device=1).prefer_shared(50)
+    assert kernel.max_threads == 512 and kernel.parameter_sizes == ()
+    assert strict_driver.stack == []
+
+
+def test_a_kernel_takes_no_shared_memory_from_one_before_it(strict_driver):
+    """Both have the same function: a limit that sank would refuse the launches of the first."""
+    for shared_kib in (100, 60):
+        cuda.Kernel("scale", "scale", shared_bytes=shared_kib * 1024, device=1)
+    assert strict_driver.most == 100 * 1024
+
+
+def test_a_kernel_is_looked_up_once_for_a_device(strict_driver):
+    first = cuda.kernel_on(1, "scale", "scale", {"N": 1})
+    assert cuda.kernel_on(torch.device("cuda", 1), "scale", "scale", {"N": "1"}) is first
+    assert cuda.kernel_on(1, "scale", "scale_call", {"N": 1}) is not first
+    assert strict_driver.loaded == 1
 
 
 def test_a_refused_launch_names_kernel_grid_and_sizes(kernel, monkeypatch):

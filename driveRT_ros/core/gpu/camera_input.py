@@ -11,7 +11,7 @@ import torch
 
 from driveRT_ros.core.camera_config import ImageConfig
 from driveRT_ros.core.camera_images import ImageFit, Pixels
-from driveRT_ros.core.cuda import Kernel
+from driveRT_ros.core.cuda import kernel_on
 from driveRT_ros.core.frame import CameraFrame
 from driveRT_ros.core.image_spans import AreaFit
 from driveRT_ros.core.kernel_args import struct_dtype, struct_value
@@ -203,6 +203,6 @@ def _packed(plans: Sequence[_Plan], begins: Sequence[int]) -> npt.NDArray[np.uin
 
 def _binder(device: torch.device) -> Bind:
     def bind(blocks: int, threads: int, value: object) -> Callable[[], None]:
-        return Kernel("fit_images", "fit_images", device=device).bind(blocks, threads, value)
+        return kernel_on(device, "fit_images", "fit_images").bind(blocks, threads, value)
 
     return bind

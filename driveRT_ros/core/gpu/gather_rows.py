@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import ctypes
-import functools
 from collections.abc import Callable
 
 import torch
 
-from driveRT_ros.core.cuda import Kernel
+from driveRT_ros.core.cuda import kernel_on
 from driveRT_ros.core.errors import ConfigError
 
 _THREADS, _BATCHES, _MAX_BLOCKS = 256, 4, 4096  # the first two as in kernels/gather_rows.cu
@@ -65,12 +64,7 @@ def gather_rows(rows: torch.Tensor, numbers: torch.Tensor, run: Run | None = Non
     return out
 
 
-@functools.cache
-def _kernel(device: torch.device, number: str) -> Kernel:
-    return Kernel("gather_rows", "gather_rows", {"NUMBER": number}, device=device)
-
-
 def _run(defines: dict[str, str], grid: int, block: int, *args: object) -> None:
     rows = args[0]
     assert isinstance(rows, torch.Tensor)
-    _kernel(rows.device, defines["NUMBER"]).bind(grid, block, *args)()
+    kernel_on(rows.device, "gather_rows", "gather_rows", defines).bind(grid, block, *args)()

@@ -8,7 +8,7 @@ from collections.abc import Callable
 import numpy as np
 import torch
 
-from driveRT_ros.core.cuda import Kernel
+from driveRT_ros.core.cuda import kernel_on
 from driveRT_ros.core.errors import ConfigError
 from driveRT_ros.core.kernel_args import struct_value
 from driveRT_ros.core.pool_types import (
@@ -106,7 +106,7 @@ def _to_device(parts: list, device: torch.device) -> list[torch.Tensor]:
 
 def _launcher(device: torch.device) -> Run:
     def run(name: str, grid: int, block: int, *args: object) -> None:
-        kernel = Kernel("scatter_map", name, device=device)
+        kernel = kernel_on(device, "scatter_map", name)
         # What torch launched before the first kernel is no kernel that lets others begin early.
         kernel.bind(grid, block, *args, dependent=name != "project_points")()
 

@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from driveRT_ros.core.cuda import Kernel
+from driveRT_ros.core.cuda import kernel_on
 from driveRT_ros.core.gpu.transfers import HostCopy, Upload
 from driveRT_ros.core.graph import StageGraphs
 from driveRT_ros.core.kernel_args import struct_dtype, struct_value, struct_values
@@ -359,13 +359,10 @@ def _past(sweep: PastSweep) -> dict[str, object]:
 
 
 def _binder(device: torch.device) -> Bind:
-    @functools.cache
-    def kernel(name: str) -> Kernel:
-        return Kernel("unpack_points", name, device=device)
-
     def bind(
         name: str, grid: Any, block: int, *args: object, dependent: bool = False
     ) -> Callable[[], None]:
-        return kernel(name).bind(grid, block, *args, dependent=dependent)
+        kernel = kernel_on(device, "unpack_points", name)
+        return kernel.bind(grid, block, *args, dependent=dependent)
 
     return bind
