@@ -8,6 +8,7 @@ import torch
 
 from driveRT_ros.core.bev_pool import StaticBevPool
 from driveRT_ros.core.camera_config import CameraConfig
+from driveRT_ros.core.plan import needs_no_plan
 from driveRT_ros.core.pool_plan import PoolGpu, PoolSizes, choose_tactic
 from driveRT_ros.core.pool_tactics import PoolShape
 from driveRT_ros.core.pool_types import ScatterMap
@@ -53,11 +54,7 @@ class CameraPool:
         else:
             self.tactic, self.plan_note = self.sizes.default(), ""
         if gpu is None and config.plan_path:
-            self.plan_note = (
-                f"Plan '{config.plan_path}' is not used: device '{device}' runs the reference of "
-                "pooling, which needs none; leave 'plan_path' empty or set 'device' to a CUDA "
-                "device."
-            )
+            self.plan_note = needs_no_plan(config.plan_path, f"pooling on device '{device}'")
         if self.tactic.kind == "tiles":
             # The bins of a pixel side by side, as networks on a GPU leave them: the cells of a tile
             # mostly lie on one ray, so their logits share sectors.

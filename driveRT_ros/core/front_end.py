@@ -12,7 +12,7 @@ from driveRT_ros.core.back_end import BackEnd
 from driveRT_ros.core.config import LidarConfig
 from driveRT_ros.core.errors import ConfigError
 from driveRT_ros.core.ops import Ops
-from driveRT_ros.core.plan import Plan
+from driveRT_ros.core.plan import Plan, needs_no_plan
 from driveRT_ros.core.raw_cloud import Cloud, exact
 from driveRT_ros.core.sparse_types import SparseTensor
 from driveRT_ros.core.stages import StageClock
@@ -205,10 +205,4 @@ def make_front_end(
             f"Parameter 'precision' is '{config.precision}', which needs a CUDA device, but this "
             f"is {where}; use 'fp32', or set 'device' to a CUDA device."
         )
-    note = ""
-    if config.plan_path:
-        note = (
-            f"Plan '{config.plan_path}' is not used: {where} runs the reference path, which needs "
-            "none; leave 'plan_path' empty or set 'device' to a CUDA device."
-        )
-    return reference, None, note
+    return reference, None, needs_no_plan(config.plan_path, where) if config.plan_path else ""

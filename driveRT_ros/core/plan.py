@@ -180,7 +180,7 @@ class Plan:
             plan.check_layers(channels, capability)
         except (ConfigError, PlanMismatch) as error:
             plan = default
-            note = f"Plan '{path}' is not used, the default runs instead: {error}"
+            note = default_instead(path, error)
         if verdict and verdict.applies_to(gpu, weights_sha256, plan.tactics_sha256()):
             if not verdict.passed:
                 raise ConfigError(verdict.refusal(precision, str(path)))
@@ -221,6 +221,19 @@ class Plan:
             fault = tactic.supports(c_in, c_out, taps, capability)
             if fault:
                 raise ConfigError(f"The Plan cannot run domain '{domain}': {fault}.")
+
+
+def default_instead(path: str | Path, error: Exception) -> str:
+    """Return the sentence on a Plan that cannot be used: of the network, or of pooling."""
+    return f"Plan '{path}' is not used, the default runs instead: {error}"
+
+
+def needs_no_plan(path: str | Path, where: str) -> str:
+    """Return the sentence on a Plan that is named where nothing is tuned."""
+    return (
+        f"Plan '{path}' is not used: {where} runs the reference, which needs none; leave "
+        "'plan_path' empty or set 'device' to a CUDA device."
+    )
 
 
 def check_precision(precision: str) -> None:

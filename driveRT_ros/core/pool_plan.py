@@ -13,7 +13,7 @@ from pathlib import Path
 import torch
 
 from driveRT_ros.core.errors import ConfigError, PlanMismatch
-from driveRT_ros.core.plan import Plan
+from driveRT_ros.core.plan import Plan, default_instead
 from driveRT_ros.core.pool_tactics import PoolShape, PoolTactic, default_tactic
 
 FITS_L2, EXCEEDS_L2 = "fits_l2", "exceeds_l2"
@@ -101,5 +101,5 @@ def choose_tactic(path: str | Path, sizes: PoolSizes, gpu: PoolGpu) -> tuple[Poo
         if reason:
             raise PlanMismatch(f"Its way to pool for '{key}' cannot run: {reason}.")
     except (ConfigError, PlanMismatch) as error:
-        return sizes.default(), f"Plan '{path}' is not used, the default runs instead: {error}"
+        return sizes.default(), default_instead(path, error)
     return plan.pools[key], ""

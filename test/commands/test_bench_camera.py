@@ -103,5 +103,7 @@ def test_a_graph_that_gives_other_bytes_than_the_eager_path_is_absent(sets):
 
 
 def test_a_plan_that_cannot_be_used_is_refused():
-    with pytest.raises(ConfigError, match="runs the reference of pooling"):
+    with pytest.raises(
+        ConfigError, match="pooling on device 'cpu' runs the reference, which needs none"
+    ):
         bench.candidates(replace(CONFIG, plan_path="plan.json"), None, ["fp32"], CPU)

@@ -156,7 +156,7 @@ def test_a_camera_that_comes_back_weighs_again(shim):
 
 def test_on_the_cpu_the_reference_runs_and_says_that_it_needs_no_plan(images):
     pipeline = CameraPipeline(replace(CONFIG, plan_path="plan.json"), device="cpu")
-    assert "device 'cpu' runs the reference" in pipeline.plan_note
+    assert "pooling on device 'cpu' runs the reference, which needs none" in pipeline.plan_note
     assert "plan_not_used" in pipeline.process(images).report.notes
 
 
