@@ -105,3 +105,17 @@ def test_links_and_named_files_are_there(page: Path) -> None:
         assert "://" in link or (page.parent / link).exists(), link
     for path in re.findall(r"`((?:config|benchmarks|driveRT_ros|core|docs|launch)/[\w./]+)`", text):
         assert (ROOT / path).exists() or (ROOT / "driveRT_ros" / path).exists(), path
+
+
+def test_the_table_of_kernels_names_every_source_once_and_a_reference_that_exists() -> None:
+    text = (ROOT / "kernels" / "README.md").read_text(encoding="utf-8")
+    table = text.partition("| file | computes | reference |")[2].partition("\n\n")[0]
+    rows = [[cell.strip() for cell in line.split("|")[1:-1]] for line in table.splitlines()[2:]]
+    named_files = [name for files, *_ in rows for name in re.findall(r"`([^`]+)`", files)]
+    sources = {path.name for path in (ROOT / "kernels").glob("*.cu*")}
+    # What all kernels share; it computes nothing by itself.
+    assert sorted(named_files) == sorted(sources - {"common.cuh"})
+    for files, _, references in rows:
+        for path in re.findall(r"`([^`]+\.py)`", references):
+            assert (ROOT / "driveRT_ros" / path).is_file(), f"{files}: {path}"
+        assert references or ".cu`" not in files, f"{files} has no reference"
