@@ -52,6 +52,7 @@ def _counted(args: argparse.Namespace, config: LidarConfig, frames: int) -> list
     from driveRT_ros.commands.fresh_pass import joined_clouds
     from driveRT_ros.core.reference.voxelize import voxelize
     from driveRT_ros.core.sparsity import SparsityMonitor
+    from driveRT_ros.core.turn import Turn
 
     monitor = SparsityMonitor(config)
 
@@ -59,7 +60,9 @@ def _counted(args: argparse.Namespace, config: LidarConfig, frames: int) -> list
         console.print(sentence, markup=False)
 
     clouds = joined_clouds(args.bag, args.topic, config, say, frames)
-    return [monitor.count(voxelize(c.points, config.voxelization).coords_bzyx) for c in clouds]
+    turn = Turn.to_network(config)
+    turned = (turn.rows(cloud.points) for cloud in clouds)
+    return [monitor.count(voxelize(p, config.voxelization).coords_bzyx) for p in turned]
 
 
 def _numbers(found: Sequence[SparsityReport]) -> Table:

@@ -45,8 +45,10 @@ def measure(args: argparse.Namespace) -> dict[str, Any]:
     from driveRT_ros.bench import frame
     from driveRT_ros.bench.frames import load_frames
     from driveRT_ros.core.config import LidarConfig
+    from driveRT_ros.core.turn import facing
 
     config = LidarConfig.from_yaml(args.config) if args.config else LidarConfig()
+    config = facing(config, config.model.forward_yaw_deg)  # peers turn nothing
     if config.num_threads:
         torch.set_num_threads(config.num_threads)
     names = frame_names(args, ALL_FRAMES if on_gpu else ALL_FRAMES[:1])

@@ -42,7 +42,7 @@ from driveRT_ros.commands.common import (
     write_parameter_file,
 )
 from driveRT_ros.commands.sources import (
-    KITTI_PARAMETERS,
+    PARAMETERS,
     add_source_arguments,
     source_name,
     write_source_bag,
@@ -99,7 +99,7 @@ def execute(args: argparse.Namespace) -> int:
 
     begin, source = time.monotonic(), source_name(args)
     args.cameras = source == "sim" and not args.no_cameras
-    forced = REPLAY_PARAMETERS | (KITTI_PARAMETERS if source == "kitti" else {})
+    forced = REPLAY_PARAMETERS | PARAMETERS[source]
     config = detector_config(args, forced)
     bag, topic, clouds = results.look_at_bag(args.bag, args.topic) if args.bag else ("", "", 0)
     out = output_folder(args)

@@ -21,6 +21,7 @@ from driveRT_ros.commands.common import (
     output_folder,
     progress,
 )
+from driveRT_ros.commands.sources import FORWARD, PARAMETERS
 from driveRT_ros.core.errors import ConfigError
 from driveRT_ros.core.plan import PRECISIONS
 
@@ -238,6 +239,8 @@ def _forced(args: argparse.Namespace) -> dict[str, Any]:
     """Return the parameters that options and source ask for."""
     named = {"device": args.device, "precision": args.precision, "plan_path": args.plan}
     forced: dict[str, Any] = {name: value for name, value in named.items() if value}
+    if args.bag is None:  # else the clouds are those of any sensor
+        forced[FORWARD] = PARAMETERS["kitti" if args.kitti else "sim"][FORWARD]
     if args.kitti or args.keyframes_only:
         forced["densification_params.num_past_frames"] = 0
     return forced

@@ -94,7 +94,7 @@ def execute(args: argparse.Namespace) -> int:
         task = bar.add_task("export", total=stop - args.start)
         for index, stamp_ns, points in _clouds(bag, topic, config, args.start, stop, args.joined):
             path = out / f"{index:06d}_{stamp_ns}.nvdb"
-            found = write_cloud_grid(path, points, config.voxelization, features, args.codec)
+            found = write_cloud_grid(path, points, config, features, args.codec)
             lost.update(found.dropped)
             written, voxels = written + 1, voxels + len(found)
             bar.update(task, completed=index + 1 - args.start)

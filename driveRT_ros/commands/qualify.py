@@ -108,7 +108,9 @@ def _add_limits(parser: argparse.ArgumentParser) -> None:
 
 def execute(args: argparse.Namespace) -> int:
     """Run ``drivert qualify``."""
+    from driveRT_ros.core.config import NUSCENES_FORWARD_YAW_DEG
     from driveRT_ros.core.qualify import Limits
+    from driveRT_ros.core.turn import facing
 
     limits = Limits(**{name: getattr(args, name) for name in _LIMITS})
     _check(args)
@@ -130,6 +132,7 @@ def execute(args: argparse.Namespace) -> int:
     plans = _plans(plan, args.precision, config, gpu)
     with progress() as bar, tempfile.TemporaryDirectory() as folder:
         frames = _frames(args, config, bar)
+        config = facing(config, NUSCENES_FORWARD_YAW_DEG)  # as frames and scenes are
         bench = Bench(config, weights, gpu, frames, limits, Path(folder))
         if weights.trained and args.scenes:
             bench.simulate(args.scenes, args.jobs or os.cpu_count() or 1, bar)

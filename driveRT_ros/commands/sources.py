@@ -9,16 +9,26 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from driveRT_ros.commands.common import progress
+from driveRT_ros.core.config import NUSCENES_FORWARD_YAW_DEG
 from driveRT_ros.core.errors import ConfigError
 
 if TYPE_CHECKING:
     from driveRT_ros.core.frame import SceneFrame
 
-KITTI_PARAMETERS: dict[str, Any] = {
-    "densification_params.num_past_frames": 0,  # single frames without pose
-    "input.intensity_scale": 255.0,  # reflectance is 0..1
+FORWARD = "input.forward_yaw_deg"
+"""Parameter that says where ahead is in a cloud."""
+
+PARAMETERS: dict[str, dict[str, Any]] = {
+    "sim": {FORWARD: NUSCENES_FORWARD_YAW_DEG},
+    "nuscenes": {FORWARD: NUSCENES_FORWARD_YAW_DEG},
+    "kitti": {
+        FORWARD: 0.0,  # x is ahead
+        "densification_params.num_past_frames": 0,  # single frames without pose
+        "input.intensity_scale": 255.0,  # reflectance is 0..1
+    },
+    "bag": {},  # of any sensor
 }
-"""What the detector needs to know about KITTI clouds."""
+"""What the detector needs to know about the clouds of a source."""
 
 
 def add_source_arguments(parser: argparse.ArgumentParser, *, bag: bool, required: bool) -> None:

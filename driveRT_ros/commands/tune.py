@@ -186,14 +186,16 @@ def _frames(args: argparse.Namespace, config: LidarConfig) -> tuple[list[Frame],
 def bag_frames(path: str, topic: str, config: LidarConfig) -> Iterator[tuple[bool, Frame]]:
     """Yield up to 25 clouds spread over a bag, joined with those before them as a node joins them.
 
-    Every fifth is for calibration (True).
+    Every fifth is for calibration (True). Ahead is along +y in all, as in simulated frames.
 
     Raises:
         ConfigError: If the bag has fewer than five clouds.
     """
     from driveRT_ros.bench.frames import Frame
     from driveRT_ros.commands.results import look_at_bag, scene_frames
+    from driveRT_ros.core.config import NUSCENES_FORWARD_YAW_DEG
     from driveRT_ros.core.sweeps import SweepBuffer
+    from driveRT_ros.core.turn import Turn
 
     path, topic, count = look_at_bag(path, topic)
     if count < _LEAST_BAG_FRAMES:
@@ -203,9 +205,10 @@ def bag_frames(path: str, topic: str, config: LidarConfig) -> Iterator[tuple[boo
     total = min(count, _BAG_FRAMES)
     wanted = {round(i * (count - 1) / (total - 1)): i for i in range(total)}
     buffer = SweepBuffer(config.densification_params)
+    turn = Turn.between(config.input.forward_yaw_deg, NUSCENES_FORWARD_YAW_DEG)
     for number, frame in enumerate(scene_frames(path, topic, config)):
         pose = None if frame.T_world_ego is None else frame.T_world_ego @ frame.T_ego_lidar
-        points = buffer.push(frame.points, pose)
+        points = turn.rows(buffer.push(frame.points, pose))
         if number in wanted:
             source = f"cloud {number + 1} of {path}"
             yield wanted[number] % 5 == 2, Frame(f"cloud{number + 1}", source, points)

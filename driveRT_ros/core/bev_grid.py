@@ -13,9 +13,10 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from driveRT_ros.core.config import LidarConfig, VoxelizationConfig
+from driveRT_ros.core.config import LidarConfig
 from driveRT_ros.core.errors import ConfigError
 from driveRT_ros.core.frame import BevGrid
+from driveRT_ros.core.turn import Turn, sensor_range
 
 HEAD_STRIDE = 8
 """Voxels along one edge of a cell of the detection head."""
@@ -31,7 +32,7 @@ def grid_shape(config: LidarConfig) -> tuple[int, int]:
 
     Where the range is not a multiple of the resolution, the last row or column reaches beyond it.
     """
-    x0, y0, _, x1, y1, _ = config.voxelization.point_cloud_range
+    x0, y0, _, x1, y1, _ = sensor_range(config)
     step = config.bev.resolution_m
     # A quotient such as 108 / 0.6 = 180.00000000000003 must not open a 181st column.
     rows, cols = (max(1, math.ceil(round(d / step, 6))) for d in (y1 - y0, x1 - x0))
@@ -45,17 +46,23 @@ def build_bev_grid(
 ) -> BevGrid:
     """Gather points into layers over the x-y range of ``config.voxelization``.
 
+    The grid lies along the axes of the points, whatever frame the network has: where that is turned
+    by other than quarter turns, the grid is as large as to hold the turned range.
+
     Every given point counts, whatever its time lag: give the current sweep alone for a snapshot,
     or the densified cloud to fill the gaps between beams (moving objects then leave a trail).
-    Points that are not finite or lie outside the range ``[minimum, maximum)`` on x, y or z are
-    left out.
+    Points that are not finite or lie outside the range ``[minimum, maximum)`` of the network on x,
+    y or z are left out.
 
     Args:
-        points: (N, >= 4) x, y, z in metres, intensity; further columns are ignored.
-        config: Range (``voxelization.point_cloud_range``) and cell size (``bev.resolution_m``).
+        points: (N, >= 4) x, y, z in metres in the frame of the cloud, intensity; further columns
+            are ignored.
+        config: Range (``voxelization.point_cloud_range``), how the network's frame is turned
+            (``input.forward_yaw_deg``), and cell size (``bev.resolution_m``).
         heat: Class name -> score of the detection head, either on this grid or on the head's own
-            (cells of 8 voxels from the same corner; each cell then takes the head cell that its
-            centre lies in). Values are passed on unchanged.
+            (cells of 8 voxels along the axes of the network; each cell then takes the head cell
+            that its centre lies in, NaN where it lies in none); a shape that both have means the
+            head's. Values are passed on unchanged.
 
     Returns:
         Layers, float32, NaN where no point says anything: ``max_height`` and ``min_height`` in
@@ -69,8 +76,8 @@ def build_bev_grid(
     cloud = _as_array(points)
     rows, cols = grid_shape(config)
     step = config.bev.resolution_m
-    x0, y0 = config.voxelization.point_cloud_range[:2]
-    cell, kept = _cells_of(cloud[:, :3], config.voxelization, step, (rows, cols))
+    x0, y0 = sensor_range(config)[:2]
+    cell, kept = _cells_of(cloud[:, :3], config, (rows, cols))
     z, intensity = cloud[kept, 2], cloud[kept, 3]
 
     count = np.bincount(cell, minlength=rows * cols)
@@ -137,14 +144,16 @@ def _as_array(points: torch.Tensor | npt.NDArray[np.floating]) -> FloatArray:
 
 
 def _cells_of(
-    xyz: FloatArray, config: VoxelizationConfig, step: float, shape: tuple[int, int]
+    xyz: FloatArray, config: LidarConfig, shape: tuple[int, int]
 ) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.bool_]]:
     """Return the flat cell of every kept point, and which points are kept."""
-    low, high = config.point_cloud_range[:3], config.point_cloud_range[3:]
+    bounds, turn = config.voxelization.point_cloud_range, Turn.to_network(config)
+    low, step = sensor_range(config), config.bev.resolution_m
     wide = xyz.T.astype(np.float64, order="C")
     kept = np.ones(len(xyz), bool)
-    for axis in range(3):  # NaN compares false, so it is left out as well
-        kept &= (wide[axis] >= low[axis]) & (wide[axis] < high[axis])
+    for axis, values in enumerate((*turn.xy(wide[0], wide[1]), wide[2])):
+        # NaN compares false, so it is left out as well
+        kept &= (values >= bounds[axis]) & (values < bounds[axis + 3])
     # The division may round a point just inside the far edge up to the next cell.
     col, row = (
         np.minimum(((wide[axis][kept] - low[axis]) / step).astype(np.int64), shape[1 - axis] - 1)
@@ -160,24 +169,41 @@ def _on_grid(
     shape: tuple[int, int],
 ) -> FloatArray:
     layer = np.asarray(layer, np.float32)
-    if layer.shape == shape:
-        return np.ascontiguousarray(layer)
     nx, ny, _ = config.voxelization.grid_xyz
     head_shape = (math.ceil(ny / HEAD_STRIDE), math.ceil(nx / HEAD_STRIDE))
+    is_turned = not Turn.to_network(config).is_none
+    if layer.shape == shape and not (is_turned and shape == head_shape):
+        return np.ascontiguousarray(layer)
     if layer.shape != head_shape:
         raise ConfigError(
             f"Heat layer '{name}' must have shape {shape} (bev.resolution_m) or {head_shape} "
             f"(cells of {HEAD_STRIDE} voxels), got {layer.shape}."
         )
+    size_x, size_y = config.voxelization.voxel_size[:2]
+    sizes_yx, step = (HEAD_STRIDE * size_y, HEAD_STRIDE * size_x), config.bev.resolution_m
+    if is_turned:
+        return _turned_heat(layer, config, shape, sizes_yx)
     row, col = (
-        np.minimum(
-            ((np.arange(n) + 0.5) * config.bev.resolution_m / (HEAD_STRIDE * size)).astype(int),
-            head_n - 1,
-        )
-        for n, head_n, size in zip(
-            shape,
-            head_shape,
-            (config.voxelization.voxel_size[1], config.voxelization.voxel_size[0]),
-        )
+        np.minimum(((np.arange(n) + 0.5) * step / size).astype(int), head_n - 1)
+        for n, head_n, size in zip(shape, head_shape, sizes_yx)
     )
     return np.ascontiguousarray(layer[np.ix_(row, col)])
+
+
+def _turned_heat(
+    layer: FloatArray,
+    config: LidarConfig,
+    shape: tuple[int, int],
+    sizes_yx: tuple[float, float],
+) -> FloatArray:
+    """Return a layer of the head at the centres of the cells of a grid in another frame."""
+    x0, y0 = sensor_range(config)[:2]
+    y, x = ((np.arange(n) + 0.5) * config.bev.resolution_m + low for n, low in zip(shape, (y0, x0)))
+    network_x, network_y = Turn.to_network(config).xy(*np.meshgrid(x, y))
+    low_x, low_y = config.voxelization.point_cloud_range[:2]
+    row = np.floor((network_y - low_y) / sizes_yx[0]).astype(int)
+    col = np.floor((network_x - low_x) / sizes_yx[1]).astype(int)
+    inside = (row >= 0) & (row < layer.shape[0]) & (col >= 0) & (col < layer.shape[1])
+    out = np.full(shape, np.nan, np.float32)
+    out[inside] = layer[row[inside], col[inside]]
+    return out

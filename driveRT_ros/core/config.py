@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from typing import Any
 
@@ -11,6 +12,23 @@ from driveRT_ros.core.schema import Config, group, param
 FARTHEST_M = 8192.0
 """Coordinates beyond are spaced 1 mm or more in float32: too coarse for voxels."""
 
+NUSCENES_FORWARD_YAW_DEG = 90.0
+"""Where ahead is in clouds of nuScenes, and in simulated ones: along +y of the LiDAR."""
+
+
+def _forward_yaw_deg(doc: str) -> Any:
+    return param(NUSCENES_FORWARD_YAW_DEG, doc, unit="deg", ge=-360.0, le=360.0)
+
+
+def _check_forward_yaw_deg(value: float) -> None:
+    """Refuse what is a quarter or half turn in radians, to two digits after the point."""
+    for quarters in (1, 2, 3):
+        if abs(abs(value) - quarters * math.pi / 2) < 0.005:
+            raise ConfigError(
+                f"Parameter 'forward_yaw_deg' is in degrees, and {value:g} looks like radians; use "
+                f"{math.copysign(90 * quarters, value):g}."
+            )
+
 
 @dataclass(frozen=True)
 class VoxelizationConfig(Config):
@@ -18,7 +36,8 @@ class VoxelizationConfig(Config):
 
     point_cloud_range: tuple[float, ...] = param(
         (-54.0, -54.0, -5.0, 54.0, 54.0, 3.0),
-        "Range of points kept: x, y, z minimum, then maximum, in the LiDAR frame.",
+        "Range of points kept: x, y, z minimum, then maximum, in the frame of the network: that of "
+        "the LiDAR, turned as 'input.forward_yaw_deg' says.",
         unit="m",
         lengths=(6,),
     )
@@ -116,9 +135,15 @@ class ModelConfig(DetectionHeads, Config):
         ),
         "Classes of each detection head, comma-separated, in the order of the checkpoint.",
     )
+    forward_yaw_deg: float = _forward_yaw_deg(
+        "Where the weights expect the street to lead: degrees counter-clockwise about z from +x. "
+        "Ours say so themselves; a .pth cannot: 90 for one trained on nuScenes, 0 where x was "
+        "ahead.",
+    )
 
     def check(self) -> None:
-        """Refuse unequal merged levels, and empty or repeated class names."""
+        """Refuse radians, unequal merged levels, and empty or repeated class names."""
+        _check_forward_yaw_deg(self.forward_yaw_deg)
         if len(set(self.channels[3:])) != 1:
             raise ConfigError(
                 f"Parameter 'channels' must have equal levels 4 to 6, got {self.channels}."
@@ -193,6 +218,12 @@ class PostProcessConfig(Config):
 class InputConfig(Config):
     """What the node expects of a cloud."""
 
+    forward_yaw_deg: float = _forward_yaw_deg(
+        "Where ahead is in the frame of the clouds: degrees counter-clockwise about z from +x. 90 "
+        "where y is ahead, as in nuScenes; 0 where x is, as REP-103 and most drivers have it. "
+        "Points are turned for the network by it, and results turned back; 'point_cloud_range' and "
+        "'center_range' are ranges of the turned frame.",
+    )
     intensity_scale: float = param(
         1.0, "Factor to 0..255: 255 for a sensor that reports 0..1.", ge=0.0, le=1e6
     )
@@ -222,6 +253,10 @@ class InputConfig(Config):
         False,
         "Process every cloud in order (replay) instead of only the newest (live).",
     )
+
+    def check(self) -> None:
+        """Refuse radians."""
+        _check_forward_yaw_deg(self.forward_yaw_deg)
 
 
 @dataclass(frozen=True)

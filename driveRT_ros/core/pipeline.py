@@ -22,6 +22,7 @@ from driveRT_ros.core.raw_cloud import Cloud, CountedRows, exact
 from driveRT_ros.core.sparse_types import NUM_FEATURES, SparseTensor
 from driveRT_ros.core.sparsity import SparsityMonitor
 from driveRT_ros.core.stages import StageClock, device_named
+from driveRT_ros.core.turn import Turn
 from driveRT_ros.models.voxelnext import VoxelNeXtWeights, untrained_weights
 
 __all__ = ["CameraPipeline", "LidarPipeline"]
@@ -71,6 +72,7 @@ class LidarPipeline:
         if dtype not in (torch.float32, torch.float64):
             raise ConfigError(f"'dtype' must be torch.float32 or torch.float64, got {dtype}.")
         self.config = config
+        self._turn = Turn.to_network(config)
         self.weights = weights
         self._sparsity = SparsityMonitor(config)
         self.device = device_named(device)
@@ -99,6 +101,7 @@ class LidarPipeline:
             return LidarPipeline(config, self.weights, self.device, self.dtype, graph=self._graph)
         other = copy.copy(self)
         other.config = config
+        other._turn = Turn.to_network(config)
         other._back_end = other._make_back_end(config)
         return other
 
@@ -120,9 +123,10 @@ class LidarPipeline:
         """Detect objects in one cloud.
 
         Args:
-            points: (N, 5) float32 or float64 x, y, z in metres in the LiDAR frame, intensity
-                0..255, time lag in seconds >= 0. N = 0 is an ordinary frame without objects. Where
-                only the device knows how many they are, the engine does not ask.
+            points: (N, 5) float32 or float64 x, y, z in metres in the LiDAR frame (ahead is where
+                ``input.forward_yaw_deg`` says), intensity 0..255, time lag in seconds >= 0. N = 0
+                is an ordinary frame without objects. Where only the device knows how many they are,
+                the engine does not ask.
             with_bev: Attach the bird's-eye-view layers.
             with_fingerprint: Put CRC-32 numbers into the report.
             with_sparsity: Put the sparsity of the frame, with predicted and measured time, into
@@ -140,20 +144,21 @@ class LidarPipeline:
         """
         clock = StageClock(self.device, meanwhile)
         given = points if isinstance(points, CountedRows) else _checked(points)
-        taken = self._front_end.take(given)
+        taken = self._front_end.take(self._turn.points(given))
 
         # Voxels, coordinate maps, six sparse levels: points to rows of the bird's-eye view.
         frame = self._front_end.run(taken, clock)
 
         # Heat at every row, boxes where it passes the threshold, overlapping ones suppressed.
         found = self._back_end.run(frame, clock, with_row_crcs=with_fingerprint)
-        boxes, scores, labels = found.boxes, found.scores, found.labels
+        boxes, scores, labels = self._turn.back.boxes(found.boxes), found.scores, found.labels
 
         # What happened to this frame, and what identifies its result.
         cloud, grid = exact(taken), None
         if with_bev:
             layers = self._layers(frame.result().bev, found.heat())
-            grid = build_bev_grid(cloud, self.config, layers)
+            own = cloud if self._turn.is_none else exact(given)
+            grid = build_bev_grid(own, self.config, layers)
         fingerprint = {}
         if with_fingerprint:
             shape = self.config.voxelization.sparse_shape_zyx

@@ -38,6 +38,9 @@ CLASS_OF_TYPE: dict[str, str] = {
 """KITTI types with a nuScenes class; trams and 'Misc' have none and are left out."""
 DONT_CARE = "DontCare"
 
+FORWARD_YAW_DEG = 0.0
+"""Where ahead is in a cloud: along +x of the LiDAR."""
+
 LIDAR_HEIGHT_M = 1.73
 """Height of the Velodyne above the ground, from the sensor setup of KITTI."""
 

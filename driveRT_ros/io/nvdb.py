@@ -15,6 +15,7 @@ import numpy.typing as npt
 
 from driveRT_ros.core.errors import ConfigError, InvalidFrame
 from driveRT_ros.core.nanovdb_layout import FOG_VOLUME
+from driveRT_ros.core.turn import NO_TURN, Turn
 from driveRT_ros.io.nvdb_build import Placement, build_index_grid, build_value_grid
 from driveRT_ros.io.nvdb_file import read_nvdb, write_nvdb
 from driveRT_ros.io.nvdb_grid import (
@@ -53,6 +54,7 @@ def write_frame_grid(
     voxel_size_xyz: tuple[float, float, float],
     origin_xyz: tuple[float, float, float],
     *,
+    turn: Turn = NO_TURN,
     codec: str = "zip",
 ) -> tuple[Path, Path]:
     """Write the voxels of one frame as two NanoVDB files.
@@ -64,7 +66,8 @@ def write_frame_grid(
             all else as float32. As float grids, features become their Euclidean norm,
             ``NAME_norm``; as channels, one column each, ``NAME_0`` and so on.
         voxel_size_xyz: Edge lengths of a cell in metres.
-        origin_xyz: Lower corner of cell (0, 0, 0) in metres, in the LiDAR frame.
+        origin_xyz: Lower corner of cell (0, 0, 0) in metres, along the axes of the cells.
+        turn: From the axes of the cells to those of the LiDAR, in which the grids lie.
         codec: ``zip`` or ``none``.
 
     Returns:
@@ -77,7 +80,7 @@ def write_frame_grid(
     path = Path(path)
     if path.suffix != SUFFIX or path.name.endswith(INDEX_SUFFIX):
         raise ConfigError(f"A frame is written to a file named *{SUFFIX}, got '{path}'.")
-    place = Placement(voxel_size_xyz, origin_xyz)
+    place = Placement(voxel_size_xyz, origin_xyz, turn)
     coords = np.asarray(coords_zyx)
     ones = np.ones(len(coords), np.float32)
     grids = [build_value_grid(coords, ones, place, name=OCCUPANCY, grid_class=FOG_VOLUME)]

@@ -15,6 +15,7 @@ from driveRT_ros.core import nanovdb_layout as layout
 from driveRT_ros.core.errors import ConfigError, InvalidFrame
 from driveRT_ros.core.nanovdb_layout import BLIND, FLOAT, GRID, HEAD, INT32, ON_INDEX, TREE, Layout
 from driveRT_ros.core.reference.grid_ops import BLOCK
+from driveRT_ros.core.turn import NO_TURN, Turn
 from driveRT_ros.io.nvdb_checksum import sign
 from driveRT_ros.io.nvdb_grid import NanoGrid
 from driveRT_ros.io.nvdb_topology import Topology, boxes, set_bits, sort_voxels
@@ -36,11 +37,13 @@ class Placement:
 
     Args:
         voxel_size_xyz: Edge lengths of a cell in metres.
-        origin_xyz: Lower corner of cell (0, 0, 0) in metres, in the LiDAR frame.
+        origin_xyz: Lower corner of cell (0, 0, 0) in metres, along the axes of the cells.
+        turn: From the axes of the cells to those of the LiDAR, about its origin.
     """
 
     voxel_size_xyz: tuple[float, float, float]
     origin_xyz: tuple[float, float, float]
+    turn: Turn = NO_TURN
 
     def __post_init__(self) -> None:
         numbers = (*self.voxel_size_xyz, *self.origin_xyz)
@@ -53,7 +56,12 @@ class Placement:
     @property
     def centre_xyz(self) -> npt.NDArray[np.float64]:
         """(3,) metres: the centre of cell (0, 0, 0), which is what a whole index means."""
-        return np.asarray(self.origin_xyz, float) + 0.5 * np.asarray(self.voxel_size_xyz, float)
+        along = np.asarray(self.origin_xyz, float) + 0.5 * np.asarray(self.voxel_size_xyz, float)
+        return self.turned(along)
+
+    def turned(self, xyz: npt.NDArray[np.float64]) -> npt.NDArray[np.float64]:
+        """Return vectors along the axes of the cells, (..., 3), in the frame of the LiDAR."""
+        return np.stack((*self.turn.xy(xyz[..., 0], xyz[..., 1]), xyz[..., 2]), axis=-1)
 
 
 class _Buffer:
@@ -100,9 +108,10 @@ class _Buffer:
         grid["blind_offset"] = len(self.data)
         grid["data2"] = int.from_bytes(layout.MAGIC_GRID, "little")
         grid["voxel_size"] = size
+        axes = place.turned(np.eye(3)).T  # columns: the axes of the cells
         for suffix in ("", "_f32"):
-            grid["map"]["matrix" + suffix] = np.diag(size)
-            grid["map"]["inverse" + suffix] = np.diag(1 / size)
+            grid["map"]["matrix" + suffix] = axes * size
+            grid["map"]["inverse" + suffix] = (axes / size).T
             grid["map"]["translation" + suffix] = place.centre_xyz
             grid["map"]["taper" + suffix] = 1
         xyz = self.topology.xyz
@@ -111,7 +120,9 @@ class _Buffer:
             return
         # The convention of NanoVDB: the map of the least index and of one past the largest.
         box = np.stack((xyz.min(axis=0), xyz.max(axis=0).astype(np.int64) + 1))
-        grid["world_bbox"] = place.centre_xyz + box * size
+        ends = np.stack(np.meshgrid(*(box * size).T), axis=-1).reshape(-1, 3)
+        world = place.centre_xyz + place.turned(ends)
+        grid["world_bbox"] = world.min(axis=0), world.max(axis=0)
 
     def fill_tree(self) -> None:
         """Write tree data, root tiles, masks, boxes and the links between nodes."""

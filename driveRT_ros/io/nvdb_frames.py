@@ -10,9 +10,10 @@ from pathlib import Path
 
 import torch
 
-from driveRT_ros.core.config import LidarConfig, VoxelizationConfig
+from driveRT_ros.core.config import LidarConfig
 from driveRT_ros.core.errors import ConfigError
 from driveRT_ros.core.sparse_types import Voxels
+from driveRT_ros.core.turn import Turn
 from driveRT_ros.core.voxelize import voxelize
 from driveRT_ros.io.nvdb import INDEX_SUFFIX, SUFFIX, write_frame_grid
 
@@ -31,7 +32,7 @@ _LATE = (
 def write_cloud_grid(
     path: Path,
     points: torch.Tensor,
-    grid: VoxelizationConfig,
+    config: LidarConfig,
     features: Callable[[Voxels], torch.Tensor] | None = None,
     codec: str = "zip",
 ) -> Voxels:
@@ -40,14 +41,15 @@ def write_cloud_grid(
     Args:
         path: The file of float grids.
         points: (N, 5) float32 on the CPU.
-        grid: How they are voxelized.
+        config: How they are voxelized: turned for the network. The grids lie in their own frame.
         features: Gives (V, C) features of voxels, written as another channel.
         codec: ``zip`` or ``none``.
 
     Returns:
         The voxels.
     """
-    voxels = voxelize(points, grid)
+    grid, turn = config.voxelization, Turn.to_network(config)
+    voxels = voxelize(turn.rows(points), grid)
     channels = {
         "intensity": voxels.features[:, _INTENSITY].numpy(),
         "height": voxels.features[:, _HEIGHT].numpy(),
@@ -58,7 +60,7 @@ def write_cloud_grid(
     cells_zyx = voxels.coords_bzyx[:, 1:].numpy()
     (size_x, size_y, size_z), (low_x, low_y, low_z, *_) = grid.voxel_size, grid.point_cloud_range
     size_xyz, low_xyz = (size_x, size_y, size_z), (low_x, low_y, low_z)
-    write_frame_grid(path, cells_zyx, channels, size_xyz, low_xyz, codec=codec)
+    write_frame_grid(path, cells_zyx, channels, size_xyz, low_xyz, turn=turn.back, codec=codec)
     return voxels
 
 
@@ -126,7 +128,7 @@ class GridFiles:
             folder.mkdir(parents=True, exist_ok=True)
             path = folder / f"{self._prefix}{stamp_ns:019d}{SUFFIX}"
             try:
-                write_cloud_grid(path, points, config.voxelization)
+                write_cloud_grid(path, points, config)
             finally:  # a disk may be full: old files go all the same
                 keep_newest(folder, config.diagnostics.nanovdb_keep, self._prefix)
         except Exception as error:  # whatever it is, detection goes on, and the node tells of it

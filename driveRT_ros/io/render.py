@@ -20,6 +20,7 @@ from driveRT_ros.core.boxes import VELOCITY
 from driveRT_ros.core.config import LidarConfig
 from driveRT_ros.core.errors import ConfigError
 from driveRT_ros.core.frame import BevGrid, Detections, FrameReport
+from driveRT_ros.core.turn import sensor_range
 from driveRT_ros.io import bev_shapes as shapes
 from driveRT_ros.io.bev_boxes import Drawable, drawable
 from driveRT_ros.io.bev_panel import (
@@ -119,7 +120,7 @@ def default_view(
 ) -> BevView:
     """Return the view of the whole range of ``config``, the nose of the vehicle up."""
     return BevView.of_range(
-        config.voxelization.point_cloud_range,
+        sensor_range(config),
         pixels_per_m=pixels_per_m,
         size_px=size_px,
         forward_yaw=0.0 if T_ego_lidar is None else forward_yaw(T_ego_lidar),

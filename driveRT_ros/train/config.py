@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from driveRT_ros.core.config import (
+    NUSCENES_FORWARD_YAW_DEG,
     DensificationConfig,
     LidarConfig,
     ModelConfig,
@@ -210,7 +211,13 @@ class TrainConfig(Config):
     output: OutputConfig = group(OutputConfig)
 
     def check(self) -> None:
-        """Refuse numbers of objects to paste that do not fit the classes."""
+        """Refuse numbers of objects to paste that do not fit the classes, and turned frames."""
+        ahead = self.model.forward_yaw_deg
+        if ahead != NUSCENES_FORWARD_YAW_DEG:
+            raise ConfigError(
+                f"Parameter 'model.forward_yaw_deg' must be {NUSCENES_FORWARD_YAW_DEG:g} in "
+                f"training, for all frames that are trained on have y ahead; got {ahead:g}."
+            )
         got, names = len(self.augment.paste_to), len(self.model.class_names)
         if got not in (0, names):
             raise ConfigError(

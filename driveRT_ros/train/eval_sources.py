@@ -12,7 +12,6 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from driveRT_ros.core.boxes import transform_boxes
 from driveRT_ros.core.config import InputConfig
 from driveRT_ros.core.errors import ConfigError, InvalidFrame
 from driveRT_ros.core.frame import Detections, SceneFrame
@@ -24,7 +23,6 @@ from driveRT_ros.io.decode_messages import decode_detections, decode_objects
 from driveRT_ros.io.dont_care import DontCare
 from driveRT_ros.io.messages import stamp_ns_of
 from driveRT_ros.io.nuscenes_eval import KeyframeFacts, NuScenesEval
-from driveRT_ros.io.rigid import inverse
 from driveRT_ros.io.scene_bag import DETECTIONS, read_scene_frames
 from driveRT_ros.io.topics import choose_topic
 from driveRT_ros.sim.config import SimConfig
@@ -165,33 +163,15 @@ def simulated(
 
 
 def kitti_frames(root: str | Path) -> Iterator[Moment]:
-    """Yield the labelled frames of a KITTI folder as a network trained on nuScenes expects them.
+    """Yield the labelled frames of a KITTI folder, reflectance scaled to 0..255.
 
-    Reflectance is scaled to 0..255, and the frame of the LiDAR turned so that +y is ahead and +x
-    is right.
+    Ahead is along +x of the LiDAR: a detector needs ``input.forward_yaw_deg`` at
+    :data:`kitti.FORWARD_YAW_DEG`.
     """
     read = kitti.frames_and_regions(root, intensity_scale=255.0)
     for index, (frame, dont_care) in enumerate(read):
         if frame.ground_truth is not None:
-            turned = _turned(frame)
-            yield Moment(f"kitti-{index}", turned, sector_rad=KITTI_SECTOR_RAD, dont_care=dont_care)
-
-
-def _turned(frame: SceneFrame) -> SceneFrame:
-    """Return a frame whose LiDAR frame (x ahead, y left) is turned to x right, y ahead."""
-    T_new_old = np.eye(4)
-    T_new_old[:2, :2] = [[0, -1], [1, 0]]
-    xyz = frame.points.xyz @ T_new_old[:3, :3].T.astype(np.float32)
-    truth = frame.ground_truth
-    return dataclasses.replace(
-        frame,
-        points=dataclasses.replace(frame.points, xyz=np.ascontiguousarray(xyz)),
-        T_ego_lidar=frame.T_ego_lidar @ inverse(T_new_old),
-        ground_truth=truth
-        and dataclasses.replace(
-            truth, boxes=transform_boxes(truth.boxes.double(), T_new_old).float()
-        ),
-    )
+            yield Moment(f"kitti-{index}", frame, sector_rad=KITTI_SECTOR_RAD, dont_care=dont_care)
 
 
 def nuscenes_frames(data: NuScenesEval, split: str, keyframes_only: bool) -> Iterator[Moment]:
