@@ -81,8 +81,8 @@ def build_scatter_map(
         The map. Points outside the grid are in no interval.
 
     Raises:
-        ConfigError: If the rounding is unknown, a camera has no inverse, or there are more points
-            than 31 bits count.
+        ConfigError: If the rounding is unknown, a camera has no inverse, or there are more than
+            2**30 points on a GPU.
     """
     if rounding not in ROUNDINGS:
         raise ConfigError(f"Parameter 'rounding' must be one of {ROUNDINGS}, got '{rounding}'.")

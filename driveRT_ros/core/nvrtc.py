@@ -190,10 +190,13 @@ def _read_entry(entry: Path) -> Compiled | None:
 def _write_entry(entry: Path, compiled: Compiled) -> None:
     cubin, log = compiled[0], compiled[1].encode()
     payload = len(log).to_bytes(8, "little") + log + cubin
+    part = None
     try:
         entry.parent.mkdir(parents=True, exist_ok=True)
         with tempfile.NamedTemporaryFile(dir=entry.parent, delete=False) as file:
+            part = Path(file.name)
             file.write(hashlib.sha256(payload).digest() + payload)
-        os.replace(file.name, entry)  # readers see the whole entry or none
-    except OSError:
-        return  # a read-only or full disk: the result is in memory all the same
+        os.replace(part, entry)  # readers see the whole entry or none
+    except OSError:  # a read-only or full disk: the result is in memory all the same
+        if part is not None:
+            part.unlink(missing_ok=True)  # a full one would only become fuller

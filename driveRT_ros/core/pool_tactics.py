@@ -327,6 +327,11 @@ class PoolTactic:
         else:
             owners = shape.channels // (1 if self.kind == "v2" else defines["VEC"])
             blocks, block = -(-intervals * owners // 256), 256
+            if blocks * block >= 2**31:
+                raise ConfigError(
+                    f"'{self.kind}' numbers {owners} results of each of {intervals} cells with 31 "
+                    "bits; use 'tiles' or 'balanced'."
+                )
         return PoolLaunch(
             stem="bev_pool",
             name=f"pool_{self.kind}",

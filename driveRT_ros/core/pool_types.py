@@ -15,8 +15,8 @@ Triple = tuple[int, int, int]
 Matrix = npt.NDArray[np.floating]
 
 ROUNDINGS = ("trunc", "floor")
-MAX_POINTS = 2**31 - 1
-"""Points, and cells, are numbered with 32 bits."""
+MAX_CELLS = 2**31 - 1
+"""Cells are numbered with 32 bits."""
 MAP_ARRAYS = (
     *("ranks_depth", "ranks_feat", "ranks_bev"),
     *("interval_starts", "interval_lengths"),
@@ -168,7 +168,7 @@ class PoolGrid:
                     f"Axis {axis} of the grid needs min < max and a positive step, got {low:g}, "
                     f"{high:g} and {step:g} m."
                 )
-        if not 0 < np.prod(self.shape_zyx, dtype=object) <= MAX_POINTS:
+        if not 0 < np.prod(self.shape_zyx, dtype=object) <= MAX_CELLS:
             raise ConfigError(
                 f"A grid of {self.shape_zyx} cells (z, y, x) is empty or needs more than 31 bits; "
                 "use another step."

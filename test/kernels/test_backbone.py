@@ -10,7 +10,8 @@ import torch
 from driveRT_ros.core.config import LidarConfig
 from driveRT_ros.core.errors import ConfigError, DeviceError, InvalidFrame, PlanMismatch
 from driveRT_ros.core.gpu.backbone import SparseBackbone
-from driveRT_ros.core.gpu.domains import DomainShape
+from driveRT_ros.core.gpu.domains import DomainShape, domain_shapes, level_shapes
+from driveRT_ros.core.gpu.growth import MOST_VOXELS
 from driveRT_ros.core.plan import PRECISIONS, Plan, default_plan
 from driveRT_ros.core.sparse_conv_mma import MmaTactic
 from driveRT_ros.core.tactics import Tactic
@@ -81,6 +82,32 @@ def test_a_frame_that_was_cut_short_does_not_reach_the_next(config, kept):
         backbone.run()
     maps.voxel_launches = launches
     assert all(map(torch.equal, run(backbone, points), run(made(config), points)))
+
+
+def test_a_frame_that_was_cut_short_waits_for_what_it_began_beside_the_stream(config, monkeypatch):
+    """Else the next frame writes what those launches still read."""
+
+    def stop(stream=None):
+        raise DeviceError("stopped")
+
+    joined = []
+    monkeypatch.setattr(engine.ShimBranch, "join", lambda branch: joined.append(1))
+    backbone = made(config)
+    backbone.maps.load(cloud(100, seed=1))
+    backbone.maps.voxel_launches = (*backbone.maps.voxel_launches, stop)
+    with pytest.raises(DeviceError, match="stopped"):
+        backbone.run()
+    assert joined == [1]
+
+
+def test_entries_of_the_largest_tables_are_numbered_with_31_bits():
+    """Kernels count the places of an order and the entries of a table in integers of 32 bits."""
+    large = LidarConfig.from_dict({"voxelization.max_voxels": MOST_VOXELS})
+    plan = default_plan(large.model.channels, CAPABILITY)
+    for shape in domain_shapes(level_shapes(large), plan.tactics):
+        assert shape.tile_capacity * shape.tile_rows * shape.group_taps < 2**31
+    with pytest.raises(ConfigError, match="max_voxels"):
+        LidarConfig.from_dict({"voxelization.max_voxels": MOST_VOXELS + 1})
 
 
 def variants(arithmetic: str) -> dict[str, tuple]:

@@ -50,6 +50,17 @@ def pool(backend, tactic, scatter_map, depth, context, *, out_dtype=None, scale=
     return out.cpu()
 
 
+def test_more_results_than_threads_have_numbers_are_refused():
+    """Past 31 bits the number of a thread is negative, and so is that of its interval."""
+    made = rig_map()
+    many = torch.zeros(1, dtype=torch.int32).expand(2**28)
+    crowded = dataclasses.replace(made, interval_starts=many, interval_lengths=many)
+    depth, context = tensors(made, 16, F16, F16)
+    out = torch.zeros(1, *made.grid_shape_zyx, 16, dtype=F16)
+    with pytest.raises(ConfigError, match=r"'v2' numbers 16 results of each of 268435456 cells"):
+        PoolTactic("v2").launch(depth, context, out, crowded, None, 1.0)
+
+
 def check(backend, tactic, scatter_map, depth, context, *, out_dtype=None, scale=1.0):
     found = pool(backend, tactic, scatter_map, depth, context, out_dtype=out_dtype, scale=scale)
     exact = bev_pool(depth.double(), context.float().double(), scatter_map, scale=scale)

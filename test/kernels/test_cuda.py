@@ -94,6 +94,15 @@ def test_a_cache_that_cannot_be_written_costs_time_only(sources, compilations, m
     assert len(compilations) == 2
 
 
+def test_a_disk_that_fills_up_is_left_without_half_an_entry(sources, monkeypatch):
+    def full(*_):
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(nvrtc.os, "replace", full)
+    assert nvrtc.compile_cubin("scale", "sm_80")[0].startswith(b"\x7fELF")
+    assert not list(nvrtc.cache_folder("cubins").iterdir())
+
+
 def test_many_threads_may_compile_at_once(sources):
     results = {}
 

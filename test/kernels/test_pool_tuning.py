@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import re
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -10,6 +12,8 @@ import torch
 from driveRT_ros.core import bev_pool as production
 from driveRT_ros.core.cuda import waits_itself
 from driveRT_ros.core.errors import ConfigError, DeviceError
+from driveRT_ros.core.gpu import bev_pool as gpu_pool
+from driveRT_ros.core.gpu import pool_tuning, replay
 from driveRT_ros.core.gpu.pool_tuning import tune_pool
 from driveRT_ros.core.paths import share_path
 from driveRT_ros.core.pool_tactics import PoolTactic
@@ -64,6 +68,30 @@ def test_a_search_on_a_lost_gpu_ends_with_its_error_and_blames_no_tactic():
     with pytest.raises(DeviceError, match="CUDA error 700"):
         tune_pool(made, *tensors(made, 24, F16, F16), among=[TILES, BALANCED], timer=timer)
     assert len(tried) == 1
+
+
+def test_a_tactic_is_timed_on_the_gpu_that_its_tensors_lie_on(monkeypatch):
+    """A graph belongs to the current device: that of another one is empty, and takes no time."""
+    current, captured_on = [0], []
+
+    @contextlib.contextmanager
+    def device(other):
+        current.append(other.index)
+        yield
+        current.pop()
+
+    def captured(work):
+        captured_on.append(current[-1])
+
+    monkeypatch.setattr(torch.cuda, "device", device)
+    monkeypatch.setattr(gpu_pool, "bind", lambda launch, device: lambda: None)
+    monkeypatch.setattr(replay, "captured", captured)
+    monkeypatch.setattr(
+        replay, "replay_times", lambda graph, samples, replays: [20.0 * current[-1]]
+    )
+    launch = SimpleNamespace(keep=[SimpleNamespace(device=torch.device("cuda", 1))])
+    _, microseconds = pool_tuning._graph_timer(launch)
+    assert microseconds() == 1.0 and captured_on == [1] and current == [0]
 
 
 @pytest.mark.parametrize(

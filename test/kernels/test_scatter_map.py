@@ -6,7 +6,8 @@ import numpy as np
 import pytest
 import torch
 
-from driveRT_ros.core.gpu.scatter_map import build_scatter_map
+from driveRT_ros.core.errors import ConfigError
+from driveRT_ros.core.gpu.scatter_map import MOST_POINTS, THREADS, build_scatter_map
 from driveRT_ros.core.pool_types import MAP_ARRAYS, CameraGeometry, PoolGrid
 from driveRT_ros.core.reference import bev_pool as reference
 from test.support.pool_cases import (
@@ -62,6 +63,16 @@ def test_rigs_without_cameras_or_points_give_empty_maps(backend, cameras):
     made = build(backend, geometry, small_frustum(), SMALL_GRID)
     assert made.counts.tolist() == [0, 0]
     check(made, geometry, small_frustum(), SMALL_GRID)
+
+
+def test_more_points_than_threads_can_step_over_in_32_bits_are_refused():
+    """Past that, the next point of a thread would have a negative number, and be written."""
+    frustum, asked = small_frustum((1024, 1024), (1.0, 1026.0, 1.0)), []
+    with pytest.raises(ConfigError, match=f"{1025 << 20} points; on a GPU at most {1 << 30}"):
+        build_scatter_map(small_rig(1), frustum, SMALL_GRID, "trunc", torch.device("cpu"), asked)
+    largest = small_frustum((1024, 1024), (1.0, 1025.0, 1.0)).depth_bins << 20
+    threads = -(-largest // THREADS) * THREADS  # a thread adds as many to its number
+    assert largest == MOST_POINTS and largest - 1 + threads < 2**31
 
 
 @pytest.mark.parametrize("points", [255, 256, 257, 2047, 2048, 2049])

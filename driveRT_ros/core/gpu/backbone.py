@@ -7,6 +7,7 @@ every precision.
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable, Mapping
 
 import torch
@@ -138,12 +139,17 @@ class SparseBackbone:
             launch(stream)
         # Voxels and the first layer need level 1 alone. Neither they nor the maps fill the GPU.
         beside = self._branch.fork()
-        for launch in (*maps.voxel_launches, *first):
-            launch(beside)
-        with self._branch.current():
-            maps.count_used()
-        for launch in maps.map_launches[len(maps.level_launches) :]:
-            launch(stream)
+        try:
+            for launch in (*maps.voxel_launches, *first):
+                launch(beside)
+            with self._branch.current():
+                maps.count_used()
+            for launch in maps.map_launches[len(maps.level_launches) :]:
+                launch(stream)
+        except BaseException:
+            with contextlib.suppress(RuntimeError):  # what went wrong first is what counts
+                self._branch.join()  # the next frame must not overtake what is on its way there
+            raise
         self._branch.join()
         self._whole = True  # what is filled between frames is full again
 

@@ -35,7 +35,6 @@ _WORDS_PER_LEAF = 8
 _MAX_POINTS_PER_VOXEL = 32  # a list is searched from its start; kernels/voxelize.cu
 _NO_POINT = 0x7FFFFFFF  # kernels/voxelize.cu
 _MAX_LEAVES = 2**24  # a gigabyte of cell bits
-_MAX_ROWS = 2**31 // 16  # rows times groups must fit the 32 bits of an order entry
 
 
 @dataclass(frozen=True, eq=False)
@@ -189,11 +188,6 @@ class FrameMaps:
             raise ConfigError(
                 "Parameter 'voxelization.max_points_per_voxel' can be at most "
                 f"{_MAX_POINTS_PER_VOXEL} on a GPU, got {voxels.max_points_per_voxel}."
-            )
-        if voxels.max_voxels > _MAX_ROWS:
-            raise ConfigError(
-                f"Parameter 'voxelization.max_voxels' can be at most {_MAX_ROWS} on a GPU, got "
-                f"{voxels.max_voxels}."
             )
         z, y, x = level_shapes(config)[0].leaves_zyx
         if z * y * x > _MAX_LEAVES:

@@ -112,13 +112,15 @@ def _graph_timer(launch: PoolLaunch) -> tuple[Callable[[], None], Callable[[], f
     from driveRT_ros.core.gpu.bev_pool import bind
     from driveRT_ros.core.gpu.replay import captured, replay_times
 
-    run = bind(launch, launch.keep[0].device)
+    device = launch.keep[0].device
+    run = bind(launch, device)
 
     def repeated() -> None:
         for _ in range(_LAUNCHES):
             run()
 
     def microseconds() -> float:
-        return statistics.median(replay_times(captured(repeated), _SAMPLES, 1)) / _LAUNCHES
+        with torch.cuda.device(device):  # stream, events and graph are those of the current device
+            return statistics.median(replay_times(captured(repeated), _SAMPLES, 1)) / _LAUNCHES
 
     return run, microseconds

@@ -13,7 +13,6 @@ from driveRT_ros.core.errors import ConfigError
 from driveRT_ros.core.kernel_args import struct_value
 from driveRT_ros.core.pool_types import (
     MAP_ARRAYS,
-    MAX_POINTS,
     CameraGeometry,
     FrustumShape,
     PoolGrid,
@@ -23,6 +22,9 @@ from driveRT_ros.core.pool_types import (
 
 THREADS, CHUNK = 256, 2048
 """Threads of a block, and keys that one sorts: as in kernels/scatter_map.cu."""
+
+MOST_POINTS = 2**30
+"""Threads step over points by as many as there are, in 32 bits."""
 
 Run = Callable[..., None]
 """Launches ``(kernel, blocks, threads, *arguments)``."""
@@ -47,14 +49,16 @@ def build_scatter_map(
         run: Launches a kernel; by default on ``device``.
 
     Raises:
-        ConfigError: If there are more than 2**31 - 1 points.
+        ConfigError: If there are more points than :data:`MOST_POINTS`.
     """
     run = run or _launcher(device)
     rows, cols = frustum.feature_size_hw
     shape = (geometry.cameras, frustum.depth_bins, rows, cols)
     points, cells = math.prod(shape), math.prod(grid.shape_zyx)
-    if points > MAX_POINTS:
-        raise ConfigError(f"A frustum of {shape} has {points} points; at most 2**31 - 1 can be.")
+    if points > MOST_POINTS:
+        raise ConfigError(
+            f"A frustum of {shape} has {points} points; on a GPU at most {MOST_POINTS} can be."
+        )
     passes, blocks = -(-cells.bit_length() // 8), -(-points // CHUNK)
     new = {"dtype": torch.int32, "device": device}
     keys, other_keys, ids, other_ids = torch.empty(4, max(points, 1), **new).unbind()
