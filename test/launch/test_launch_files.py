@@ -7,8 +7,10 @@ import importlib.util
 import re
 import runpy
 import sys
-from collections.abc import Iterator
+import tempfile
+from collections.abc import Callable, Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 from unittest.mock import MagicMock
 
@@ -36,6 +38,56 @@ needs_launch = pytest.mark.skipif(
 )
 
 
+FAKED = (
+    *("launch", "launch.actions", "launch.conditions", "launch.event_handlers"),
+    *("launch.launch_description_sources", "launch.substitutions", "launch_ros"),
+    *("launch_ros.actions", "launch_ros.parameter_descriptions", "launch_ros.substitutions"),
+)
+SHARED = "driveRT_ros.nodes.launching"
+
+
+class Made:
+    """What a launch file made of the classes of launch and launch_ros, which are not needed."""
+
+    def __init__(self, modules: dict[str, MagicMock]) -> None:
+        self._modules = modules
+
+    def calls(self, name: str) -> list[Any]:
+        """Return the calls of a class, wherever it was imported."""
+        return [
+            call for fake in self._modules.values() for call in getattr(fake, name).call_args_list
+        ]
+
+    def names(self, name: str) -> list[str]:
+        """Return the first argument of every call, sorted."""
+        return sorted(call.args[0] for call in self.calls(name))
+
+
+@pytest.fixture
+def made(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[Callable[..., Made]]:
+    """Run a launch file, and what it would run at its start, with some arguments given."""
+
+    def run(path: Path, **given: str) -> Made:
+        modules = {name: MagicMock() for name in FAKED}
+        for name, fake in modules.items():
+            monkeypatch.setitem(sys.modules, name, fake)
+        sys.modules.pop(SHARED, None)  # it must meet these modules, not those of another test
+        substitutions, actions = modules["launch.substitutions"], modules["launch.actions"]
+        substitutions.LaunchConfiguration.side_effect = lambda name: SimpleNamespace(
+            perform=lambda context: given.get(name, "")
+        )
+        values = modules["launch_ros.parameter_descriptions"].ParameterValue
+        values.side_effect = lambda value, value_type: value
+        loaded(path)["generate_launch_description"]()
+        for call in actions.OpaqueFunction.call_args_list:
+            call.kwargs["function"](MagicMock())
+        return Made(modules)
+
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    yield run
+    sys.modules.pop(SHARED, None)
+
+
 def calls(path: Path, name: str) -> Iterator[dict[str, ast.expr]]:
     """Yield the keyword arguments of every call of ``name`` in a file."""
     for node in ast.walk(ast.parse(path.read_text())):
@@ -61,51 +113,46 @@ def test_there_are_launch_files() -> None:
 
 
 @pytest.mark.parametrize("path", LAUNCH_FILES, ids=lambda p: p.name)
-def test_nodes_exist_and_their_parameters_are_known(path: Path) -> None:
+def test_nodes_exist_and_their_parameters_are_known(path: Path, made: Callable[..., Made]) -> None:
     installed = re.findall(r"f\"(\w+) = ", (REPO / "setup.py").read_text())
-    for keywords in calls(path, "LifecycleNode"):
-        (executable,) = strings(keywords["executable"])
-        assert executable in installed
-        assert strings(keywords["package"]) == ["driveRT_ros"]
-        known = {p.name for p in CONFIGS[executable].parameters()} | {"use_sim_time"}
-        for node in ast.walk(keywords["parameters"]):
-            if isinstance(node, ast.Dict):
-                assert {k.value for k in node.keys} <= known
+    nodes = [call.kwargs for call in made(path, checkpoint="weights").calls("LifecycleNode")]
+    assert nodes
+    for node in nodes:
+        assert node["executable"] in installed and node["package"] == "driveRT_ros"
+        known = {p.name for p in CONFIGS[node["executable"]].parameters()} | {"use_sim_time"}
+        for values in node["parameters"]:
+            assert not isinstance(values, dict) or set(values) <= known
 
 
 @pytest.mark.parametrize("path", LAUNCH_FILES, ids=lambda p: p.name)
-def test_files_a_launch_file_names_are_in_the_package(path: Path) -> None:
-    for node in ast.walk(ast.parse(path.read_text())):
-        if not (
-            isinstance(node, ast.Call) and getattr(node.func, "id", "") == "PathJoinSubstitution"
-        ):
-            continue
-        target = REPO.joinpath(*strings(node))
+def test_files_a_launch_file_names_are_in_the_package(
+    path: Path, made: Callable[..., Made]
+) -> None:
+    joined = made(path).calls("PathJoinSubstitution")
+    assert joined
+    for call in joined:
+        target = REPO.joinpath(*call.args[0][1:])
         assert target.is_file(), f"{path.name} names {target}"
 
 
 @pytest.mark.parametrize("path", LAUNCH_FILES, ids=lambda p: p.name)
-def test_arguments_that_are_used_are_declared(path: Path) -> None:
-    tree = ast.parse(path.read_text())
-    names: dict[str, set[str]] = {"DeclareLaunchArgument": set(), "LaunchConfiguration": set()}
-    for node in ast.walk(tree):
-        if isinstance(node, ast.Call) and getattr(node.func, "id", "") in names:
-            names[node.func.id].add(node.args[0].value)
-    assert names["LaunchConfiguration"] == names["DeclareLaunchArgument"]
+def test_arguments_that_are_used_are_declared_once(path: Path, made: Callable[..., Made]) -> None:
+    found = made(path)
+    assert found.names("DeclareLaunchArgument") == sorted(set(found.names("LaunchConfiguration")))
 
 
-def test_included_arguments_are_those_of_the_included_file() -> None:
-    included = (REPO / "launch" / "lidar.launch.py").read_text()
-    declared = set(re.findall(r"DeclareLaunchArgument\(\s*\"(\w+)\"", included))
-    (keywords,) = calls(REPO / "launch" / "replay.launch.py", "IncludeLaunchDescription")
-    dictionary = next(n for n in ast.walk(keywords["launch_arguments"]) if isinstance(n, ast.Dict))
-    assert {k.value for k in dictionary.keys} <= declared
+def test_included_arguments_are_those_of_the_included_file(made: Callable[..., Made]) -> None:
+    declared = made(REPO / "launch" / "lidar.launch.py").names("DeclareLaunchArgument")
+    (include,) = made(REPO / "launch" / "replay.launch.py").calls("IncludeLaunchDescription")
+    assert set(dict(include.kwargs["launch_arguments"])) <= set(declared)
 
 
-def test_large_messages_get_a_transport_that_carries_them() -> None:
+def test_large_messages_get_a_transport_that_carries_them(made: Callable[..., Made]) -> None:
     for name in ("camera", "lidar"):
-        text = (REPO / "launch" / f"{name}.launch.py").read_text()
-        assert '"FASTDDS_BUILTIN_TRANSPORTS"' in text
+        found = made(REPO / "launch" / f"{name}.launch.py")
+        assert found.names("SetEnvironmentVariable") == ["FASTDDS_BUILTIN_TRANSPORTS"]
+        (value,) = found.calls("EnvironmentVariable")
+        assert value.kwargs["default_value"] == "LARGE_DATA"
     assert "lidar.launch.py" in (REPO / "launch" / "replay.launch.py").read_text()
 
 
@@ -127,21 +174,16 @@ def test_the_replay_listens_where_the_lidar_node_answers() -> None:
 
 @pytest.mark.parametrize("name", ["camera", "lidar"])
 def test_only_a_checkpoint_that_is_named_overrides_that_of_the_parameter_file(
-    name: str, monkeypatch: pytest.MonkeyPatch
+    name: str, made: Callable[..., Made]
 ) -> None:
     # An empty one would run other weights than the parameter file of the vehicle asks for.
-    for module in ("", ".actions", ".conditions", ".substitutions"):
-        monkeypatch.setitem(sys.modules, f"launch{module}", MagicMock())
-    for module in ("", ".actions", ".parameter_descriptions", ".substitutions"):
-        monkeypatch.setitem(sys.modules, f"launch_ros{module}", MagicMock())
-    launch_file = loaded(REPO / "launch" / f"{name}.launch.py")
     for given in ("", "mine.safetensors"):
-        launch_file["LaunchConfiguration"].return_value.perform.return_value = given
-        launch_file["ParameterValue"].side_effect = lambda value, value_type: value
-        launch_file[name](MagicMock())
-        _, values = launch_file["LifecycleNode"].call_args.kwargs["parameters"]
+        found = made(REPO / "launch" / f"{name}.launch.py", checkpoint=given)
+        (node,) = found.calls("LifecycleNode")
+        _, values = node.kwargs["parameters"]
         assert values.get("checkpoint_path", "") == given
         assert ("checkpoint_path" in values) == bool(given) and "use_sim_time" in values
+        assert ("input.transport" in values) == (name == "camera")
 
 
 @needs_launch
