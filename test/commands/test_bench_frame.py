@@ -46,7 +46,7 @@ def cloud(count: int = 3000) -> Frame:
 def test_the_detector_is_checked_and_timed_from_points_and_from_a_message(tmp_path, capsys):
     output = tmp_path / "result.json"
     assert main([
-        "bench", "frame", "--device", "cpu", "--rounds", "3", "--output", str(output),
+        "bench", "frame", "--device", "cpu", "--rounds", "2", "--output", str(output),
         "--config", str(tiny_network(tmp_path)),
     ]) == 0  # fmt: skip
     report = json.loads(output.read_text())
@@ -59,9 +59,10 @@ def test_the_detector_is_checked_and_timed_from_points_and_from_a_message(tmp_pa
     assert list(found["points"]["stage_us"]) == stages
     assert list(found["message"]["stage_us"]) == ["decode", *stages]
     for times in (found["points"], found["message"]):
-        assert times["wall_us"]["n"] == 3
+        assert times["wall_us"]["n"] == 2
+        # Medians of two runs are means: stages lie inside of the whole, however slow either was.
         inside = sum(stage["median"] for stage in times["stage_us"].values())
-        assert 0.3 * times["wall_us"]["median"] < inside < 1.3 * times["wall_us"]["p95"]
+        assert 0 < inside <= times["wall_us"]["median"] + 0.01
     text = capsys.readouterr().out
     assert "ours fp32" in text and "backbone" in text and f"Wrote {output}." in text
 
