@@ -66,11 +66,7 @@ class CameraPipeline:
         graph: bool = True,
     ) -> None:
         weights = weights or untrained_camera_weights(config.model, config.seed)
-        if weights.config != config.model:
-            raise ConfigError(
-                f"The weights of '{weights.source}' are for {weights.config.to_dict()}, but "
-                f"parameter group 'model' is {config.model.to_dict()}; make them agree."
-            )
+        weights.require(config.model)
         self.config = config
         self.weights = weights
         self.device = device_named(device)

@@ -64,11 +64,7 @@ class LidarPipeline:
         graph: bool = True,
     ) -> None:
         weights = weights or untrained_weights(config.model, config.seed)
-        if weights.config != config.model:
-            raise ConfigError(
-                f"The weights of '{weights.source}' are for {weights.config.to_dict()}, but "
-                f"parameter group 'model' is {config.model.to_dict()}; make them agree."
-            )
+        weights.require(config.model)
         if dtype not in (torch.float32, torch.float64):
             raise ConfigError(f"'dtype' must be torch.float32 or torch.float64, got {dtype}.")
         self.config = config

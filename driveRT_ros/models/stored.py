@@ -42,6 +42,18 @@ class Weights:
         """What to record of where they came from: the name of the file, or the seed."""
         return name_of(self.source)
 
+    def require(self, model: Config) -> None:
+        """Refuse another model than they belong to.
+
+        Raises:
+            ConfigError: It says both.
+        """
+        if self.config != model:
+            raise ConfigError(
+                f"The weights of '{self.source}' are for {self.config.to_dict()}, but parameter "
+                f"group 'model' is {model.to_dict()}; make them agree."
+            )
+
     @cached_property
     def sha256(self) -> str:
         """Hash of names, shapes and values rounded to float32: equal in every file format."""
