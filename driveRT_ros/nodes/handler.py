@@ -27,6 +27,7 @@ from driveRT_ros.nodes import grids
 from driveRT_ros.nodes.cloud_input import CloudInput
 from driveRT_ros.nodes.lidar_result import lidar_result
 from driveRT_ros.nodes.markers import detection_markers
+from driveRT_ros.nodes.mounting import mounting_fault
 from driveRT_ros.nodes.raw import message_class
 from driveRT_ros.nodes.result import FINGERPRINT, FrameResult, Stopwatch
 
@@ -105,7 +106,7 @@ class LidarHandler:
         self._input.following = following
 
     def reconfigure(self, config: LidarConfig) -> None:
-        """Go on with other thresholds or another grid; weights and history stay."""
+        """Go on with other thresholds, grid or mounting; weights and history stay."""
         self._pipeline = self._pipeline.reconfigured(config)
         self.config = config
 
@@ -151,6 +152,7 @@ class LidarHandler:
             "total": watch.total_ms() + joined.early_ms,
         }
         faults = self.grid_files.frame(cloud.stamp_ns, points, self.config)
+        faults |= mounting_fault(self.config, item.T_ego_lidar)
         return lidar_result(item.msg, cloud, found, messages, stage_ms, faults)
 
     def _detector(self, wanted: Collection[str]) -> Callable[..., Detections]:

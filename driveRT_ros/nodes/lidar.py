@@ -29,7 +29,12 @@ class LidarNode(PerceptionNode):
 
     config_class = LidarConfig
     complete = staticmethod(with_shipped_weights)
-    dynamic_parameters = ("post_process_params.", "diagnostics.", "bev.")
+    dynamic_parameters = (
+        "post_process_params.",
+        "diagnostics.",
+        "bev.",
+        "input.forward_yaw_deg",
+    )
     default_name = "lidar_node"
     topics_help = topics_help({INPUT: "sensor_msgs/msg/PointCloud2"}, OUTPUTS, "cloud")
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 import sys
 import threading
@@ -12,10 +13,11 @@ import torch
 
 from driveRT_ros.core.config import LidarConfig
 from driveRT_ros.core.errors import ConfigError
+from driveRT_ros.core.turn import Turn, facing
 from driveRT_ros.core.voxelize import voxelize
 from driveRT_ros.io import nvdb_frames
 from driveRT_ros.io.nvdb import active_voxels, channels, read_nvdb
-from driveRT_ros.io.nvdb_frames import GridFiles, prefix_of
+from driveRT_ros.io.nvdb_frames import GridFiles, prefix_of, write_cloud_grid
 
 STAMP_NS = 1_700_000_000_000_000_000
 
@@ -45,6 +47,28 @@ def test_a_frame_becomes_the_files_that_export_writes(tmp_path):
     assert np.array_equal(found.coords_zyx[order], cells[expected])
     counts = channels(index)["point_count"][found.values[order]]
     assert np.array_equal(counts, voxels.num_points.numpy()[expected])
+
+
+@pytest.mark.parametrize("forward_yaw_deg", [0.0, 180.0, -57.0])
+def test_voxels_lie_where_the_sensor_has_them_however_it_is_mounted(tmp_path, forward_yaw_deg):
+    """Cells are those of the network, which has turned them; tools show them among the points."""
+    straight = LidarConfig()
+    config, points = facing(straight, forward_yaw_deg), points_of()
+    to_sensor = Turn.to_network(config).back
+    write_cloud_grid(tmp_path / "a.nvdb", points, straight)
+    write_cloud_grid(tmp_path / "b.nvdb", to_sensor.rows(points), config)
+    for name in ("a.nvdb", "b.nvdb"):
+        grid = read_nvdb(tmp_path / name)[0]
+        record, T = grid.record, grid.T_lidar_voxel
+        assert np.allclose(record["map"]["inverse"] @ T[:3, :3], np.eye(3), atol=1e-12)
+        cells_xyz = active_voxels(grid).coords_zyx[:, ::-1]
+        centres = cells_xyz @ T[:3, :3].T + T[:3, 3]
+        seen = points if name == "a.nvdb" else to_sensor.rows(points)
+        apart = np.abs(centres[:, None, :2] - seen[None, :, :2].numpy()).max(axis=2).min(axis=1)
+        assert apart.max() < 0.075 / math.sqrt(2) + 1e-4 and len(centres) > 400
+        low, high = record["world_bbox"]
+        assert (centres >= low - 1e-9).all() and (centres <= high + 1e-9).all()
+        assert (high - low < 41.5).all() or forward_yaw_deg == -57.0
 
 
 def test_every_so_manieth_frame_is_written_and_the_newest_are_kept(tmp_path):

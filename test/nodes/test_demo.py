@@ -135,7 +135,8 @@ def test_kitti_frames_without_poses_are_detected_in(tmp_path: Path, data_dir: Pa
     assert done.returncode == 0, done.stdout + done.stderr
     check_results(out, 3, done.stdout)
     written = (out / "lidar_node.yaml").read_text()
-    assert "num_past_frames: 0" in written and "intensity_scale: 255.0" in written
+    for needed in ("num_past_frames: 0", "intensity_scale: 255.0", "forward_yaw_deg: 0.0"):
+        assert needed in written
 
 
 def test_the_nuscenes_keyframe_bag_is_detected_in(tmp_path: Path, data_dir: Path) -> None:
