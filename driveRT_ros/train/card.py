@@ -236,7 +236,8 @@ def _lidar_limits(config: TrainConfig, reports: Sequence[Report]) -> Iterator[st
     if config.augment.max_rotation_rad < _FULL_TURN:
         yield (
             "Streets along y of the LiDAR (+y ahead, +x right): turned by at most "
-            f"{config.augment.max_rotation_rad:g} rad in training."
+            f"{config.augment.max_rotation_rad:g} rad in training. The points of a sensor that is "
+            "mounted otherwise are turned by `input.forward_yaw_deg`: 0 where +x is ahead."
         )
     past, share = config.densification_params.num_past_frames, config.augment.fewer_sweeps_share
     fewer = f"; {share:.0%} of the frames in training had fewer" if share else ""

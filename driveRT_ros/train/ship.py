@@ -135,6 +135,8 @@ def write_pair(origin: Origin, run: Path, folder: Path, text: str) -> tuple[Path
         "weights_sha256": origin.weights.sha256,
         "small_scenes": origin.small,
     }
+    if isinstance(origin.config, TrainConfig):
+        head["forward_yaw_deg"] = origin.config.model.forward_yaw_deg
     card, weights = origin.shipped.card(folder), origin.shipped.path(folder)
     try:
         folder.mkdir(parents=True, exist_ok=True)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 
 import pytest
@@ -10,7 +11,7 @@ import torch
 
 from driveRT_ros.core.config import LidarConfig, ModelConfig
 from driveRT_ros.core.errors import CheckpointError
-from driveRT_ros.models.checkpoint import load_openpcdet, load_weights, save_weights
+from driveRT_ros.models.checkpoint import load_openpcdet, load_weights, model_of, save_weights
 from driveRT_ros.models.graph import build_graph
 from driveRT_ros.models.layouts import detect_layout, stored_shape
 from driveRT_ros.models.voxelnext import untrained_weights
@@ -229,6 +230,20 @@ def test_our_format_of_another_model_is_refused_by_field(tmp_path):
         load_weights(path, wider)
     with pytest.raises(CheckpointError, match=r"model.heads = \('car', 'truck,bus'\)"):
         load_weights(path, ModelConfig(channels=SMALL.channels, heads=("car", "bus,truck")))
+
+
+def test_a_file_says_where_ahead_is_for_its_weights_and_an_older_one_means_along_y(tmp_path):
+    path = tmp_path / "model.safetensors"
+    x_ahead = dataclasses.replace(SMALL, forward_yaw_deg=0.0)
+    save_weights(path, untrained_weights(x_ahead, 0))
+    assert model_of(path) == x_ahead and load_weights(path, x_ahead).config == x_ahead
+    with pytest.raises(CheckpointError, match=r"model.forward_yaw_deg = 0.0, .* asks for 90.0"):
+        load_weights(path, SMALL)
+    tensors = safetensors.torch.load_file(path)
+    older = {name: value for name, value in SMALL.to_dict().items() if name != "forward_yaw_deg"}
+    header = {"format": "driveRT_ros.voxelnext", "version": "1", "trained": "true"}
+    safetensors.torch.save_file(tensors, path, metadata={**header, "model": json.dumps(older)})
+    assert model_of(path) == SMALL and load_weights(path, SMALL).config == SMALL
 
 
 def test_damaged_files_of_our_format_are_refused(tmp_path):

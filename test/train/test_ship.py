@@ -88,6 +88,7 @@ def test_a_run_becomes_the_default_of_the_detector(run: Path, monkeypatch) -> No
     assert head["file_sha256"] == file_sha256(LIDAR.path())
     assert (head["weights_sha256"], head["commit"]) == (weights.sha256, "abc123")
     assert head["small_scenes"] == ship.small_numbers(two_scenes(LIDAR.path()))
+    assert head["forward_yaw_deg"] == chosen.model.forward_yaw_deg == 90.0
 
 
 def test_the_card_holds_the_numbers_of_run_and_report(run: Path) -> None:

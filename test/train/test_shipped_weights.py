@@ -36,6 +36,8 @@ def test_shipped_weights_are_those_of_their_card_and_run_by_default(shipped, con
     assert chosen.checkpoint_path == str(shipped.path())
     weights = load(chosen.checkpoint_path, chosen)
     assert weights.trained and weights.sha256 == head["weights_sha256"]
+    if shipped is LIDAR:
+        assert head["forward_yaw_deg"] == chosen.model.forward_yaw_deg
 
 
 def test_shipped_weights_still_detect_in_ten_small_held_out_scenes() -> None:
