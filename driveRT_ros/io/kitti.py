@@ -54,7 +54,8 @@ def frames(root: str | Path, *, intensity_scale: float = 1.0) -> Iterator[SceneF
 
     The ego frame is on the ground below the LiDAR; its pose in a world is unknown, and so is
     velocity. Reflectance is 0..1 as recorded: whoever feeds a network trained on 0..255 sets
-    ``intensity_scale`` here, or ``input.intensity_scale`` of the node, to 255.
+    ``intensity_scale`` here, or ``input.intensity_scale`` of the node, to 255. It also has to know
+    that +x is ahead: ``input.forward_yaw_deg`` is :data:`FORWARD_YAW_DEG`.
 
     Args:
         root: Folder with ``velodyne`` and ``calib`` (and ``label_2``, ``image_2``), or its parent

@@ -203,6 +203,33 @@ def test_dynamic_parameters_of_the_lidar_node_exist() -> None:
         assert any(name.startswith(prefix) for name in names)
 
 
+def test_where_ahead_is_may_change_while_the_node_detects_and_radians_are_refused(
+    domain_id: int,
+) -> None:
+    context = Context()
+    rclpy.init(args=[], context=context, domain_id=domain_id)
+    node, changes = Node("n", context=context), []
+    dynamic = LidarNode.dynamic_parameters
+    made = NodeParameters(node, LidarConfig, dynamic=dynamic, on_change=changes.append)
+    made.frozen = True
+    answers = [
+        node.set_parameters([Parameter(name, value=value)])[0]
+        for name, value in (
+            ("input.forward_yaw_deg", 0.0),
+            ("input.forward_yaw_deg", 1.5708),
+            ("model.forward_yaw_deg", 0.0),
+        )
+    ]
+    node.destroy_node()
+    rclpy.shutdown(context=context)
+    assert [a.successful for a in answers] == [True, False, False]
+    assert "looks like radians; use 90" in answers[1].reason
+    assert "needs cleanup and configure" in answers[2].reason, "it is of the weights"
+    assert (
+        [c.input.forward_yaw_deg for c in changes] == [0.0] == [made.config.input.forward_yaw_deg]
+    )
+
+
 def test_help_names_every_parameter() -> None:
     text = help_text(LidarConfig)
     assert all(p.name in text and p.info.doc in text for p in LidarConfig.parameters())
