@@ -12,6 +12,7 @@ import zlib
 from typing import Any
 
 import numpy as np
+import torch
 
 from driveRT_ros.core.boxes import yaw_to_quat_xyzw
 from driveRT_ros.core.frame import Detections
@@ -20,6 +21,7 @@ from driveRT_ros.io.messages import NS
 _LITTLE_ENDIAN = b"\0\1\0\0"
 _NUMBERS = 54
 """Float64 in a row in each detection: score, pose, covariance of 36, centre of the box, size."""
+_NO_ID = b"\1\0\0\0\0"  # an empty string
 
 
 class Cdr:
@@ -67,26 +69,28 @@ def detections_cdr(det: Detections, stamp_ns: int, frame_id: str) -> bytes:
     Returns:
         A vision_msgs/msg/Detection3DArray with its encapsulation.
     """
-    boxes = det.boxes.double()
-    numbers = np.zeros((len(det), _NUMBERS), "<f8")
-    numbers[:, 0] = det.scores.double().numpy()
-    numbers[:, 1:4] = numbers[:, 44:47] = boxes[:, :3].numpy()
-    numbers[:, 4:8] = numbers[:, 47:51] = yaw_to_quat_xyzw(boxes[:, 6]).numpy()
-    numbers[:, 51:54] = boxes[:, 3:6].numpy()
+    boxes, count = det.boxes.numpy(), len(det)
+    numbers = np.zeros((count, _NUMBERS), "<f8")
+    numbers[:, 0] = det.scores.numpy()
+    numbers[:, 1:4] = numbers[:, 44:47] = boxes[:, :3]
+    quats = yaw_to_quat_xyzw(torch.from_numpy(boxes[:, 6].astype(np.float64)))
+    numbers[:, 4:8] = numbers[:, 47:51] = quats.numpy()
+    numbers[:, 51:54] = boxes[:, 3:6]
     rows = memoryview(numbers.tobytes())
-    ids = [""] * len(det) if det.track_ids is None else map(str, det.track_ids.tolist())
-    begin = Cdr().header(stamp_ns, frame_id).put("I", len(det)).data
+    tails = [_NO_ID] * count
+    if det.track_ids is not None:
+        tails = [bytes(Cdr().string(str(track)).data) for track in det.track_ids.tolist()]
+    begin = Cdr().header(stamp_ns, frame_id).put("I", count).data
+    lead = Cdr().header(stamp_ns, frame_id).put("I", 1).data  # one hypothesis
     parts: list[bytes | bytearray | memoryview] = [_LITTLE_ENDIAN, begin]
-    heads: dict[tuple[int, int], bytearray] = {}  # what precedes the numbers, by place and class
-    at = len(begin)
-    size = 8 * _NUMBERS
-    for k, (label, track) in enumerate(zip(det.labels.tolist(), ids)):
+    heads: dict[tuple[int, int], bytes] = {}  # what precedes the numbers, by place and class
+    at, size = len(begin), 8 * _NUMBERS
+    for k, (label, tail) in enumerate(zip(det.labels.tolist(), tails)):
         head = heads.get((at % 8, label))
         if head is None:
-            made = Cdr(at % 8).align(4).header(stamp_ns, frame_id).put("I", 1)
-            head = made.string(det.class_names[label]).align(8).data
-            heads[at % 8, label] = head
-        tail = Cdr().string(track).data
+            aligned = bytes(-at % 4) + lead
+            name = Cdr(at + len(aligned)).string(det.class_names[label]).align(8).data
+            head = heads[at % 8, label] = aligned + name
         parts += (head, rows[k * size : (k + 1) * size], tail)
         at += len(head) + size + len(tail)
     return b"".join(parts)
