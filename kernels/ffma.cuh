@@ -6,7 +6,7 @@
 // thread lie 4 * kLanesC channels apart and neighbouring lanes share a run, which makes every shared
 // read conflict-free.
 //
-// Specialised by COUT, TM, KC, RPT and CPT.
+// Specialised by CIN, COUT, TM, KC, RPT and CPT.
 #pragma once
 #include "common.cuh"
 
@@ -16,6 +16,11 @@ constexpr int kThreads = (COUT / CPT) * (TM / RPT);
 constexpr int kWarpsC = COUT / CPT / kLanesC;
 constexpr int kRuns = CPT / 4;
 constexpr int kRowStride = KC + 4;                         // floats; keeps rows on different banks
+constexpr int kStageA = TM * kRowStride, kStageB = KC * COUT;  // floats of a stage: rows and weights
+constexpr int kCopiesA = TM * KC / 4 / kThreads, kCopiesB = KC * COUT / 4 / kThreads;  // of a thread
+constexpr int kSlabs = CIN / KC;                           // slabs of a row
+static_assert(CIN % KC == 0, "whole slabs");
+static_assert(TM * KC / 4 % kThreads == 0 && KC * COUT / 4 % kThreads == 0, "copies are equal");
 static_assert(KC % 4 == 0 && CPT % 4 == 0, "channels are read four at a time");
 static_assert(kThreads % 32 == 0 && (COUT / CPT) % kLanesC == 0, "whole warps");
 
@@ -30,6 +35,25 @@ struct Corner {
         channel0 = warp % kWarpsC * (kLanesC * CPT) + lane_c * 4;
     }
 };
+
+// Asks for a slab of the rows of x whose numbers a loader has, -1 for zeros, and of its weights.
+// x is a reference: read where it is used, as if written there, it compiles to the same code.
+template <typename Loader>
+__device__ __forceinline__ void copy_slab(const Loader& loader, const float* const& x, int stage) {
+    constexpr int columns = KC / 4;
+#pragma unroll
+    for (int i = 0; i < kCopiesA; ++i) {
+        const int e = threadIdx.x + i * kThreads, row = e / columns, column = e % columns * 4;
+        const bool present = loader.source[i] >= 0;
+        const long long from = static_cast<long long>(present ? loader.source[i] : 0) * CIN;
+        copy16_async(loader.a + stage * kStageA + row * kRowStride + column, x + from + loader.slab * KC + column, present);
+    }
+#pragma unroll
+    for (int i = 0; i < kCopiesB; ++i) {
+        const int e = (threadIdx.x + i * kThreads) * 4;
+        copy16_async(loader.b + stage * kStageB + e, loader.weight + loader.slab * kStageB + e, true);
+    }
+}
 
 // acc += a[RPT rows][KC] * b[KC][CPT channels]
 __device__ __forceinline__ void multiply(float (&acc)[RPT][CPT], const float* a, const float* b) {

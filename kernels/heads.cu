@@ -6,12 +6,7 @@
 #include "branches.cuh"
 #include "ffma.cuh"
 
-constexpr int kStageA = TM * kRowStride, kStageB = KC * COUT;
-constexpr int kCopiesA = TM * KC / 4 / kThreads, kCopiesB = KC * COUT / 4 / kThreads;
-constexpr int kSlabs = CIN / KC;
 static_assert(CIN == COUT, "hidden layers keep the width");
-static_assert(CIN % KC == 0, "whole slabs");
-static_assert(TM * KC / 4 % kThreads == 0 && KC * COUT / 4 % kThreads == 0, "copies are equal");
 
 struct Part {
     static constexpr int kRows = RPT, kChannels = CPT, kFirstLane = 2, kLastLane = 2 * kLanesC, kWarps = kWarpsC;
@@ -38,19 +33,7 @@ struct Loader {
     }
 
     __device__ __forceinline__ void load(int stage) {
-        constexpr int columns = KC / 4;
-#pragma unroll
-        for (int i = 0; i < kCopiesA; ++i) {
-            const int e = threadIdx.x + i * kThreads, row = e / columns, column = e % columns * 4;
-            const bool present = source[i] >= 0;
-            const long long from = static_cast<long long>(present ? source[i] : 0) * CIN;
-            copy16_async(a + stage * kStageA + row * kRowStride + column, x + from + slab * KC + column, present);
-        }
-#pragma unroll
-        for (int i = 0; i < kCopiesB; ++i) {
-            const int e = (threadIdx.x + i * kThreads) * 4;
-            copy16_async(b + stage * kStageB + e, weight + slab * kStageB + e, true);
-        }
+        copy_slab(*this, x, stage);
         ++slab;
     }
 };

@@ -15,12 +15,6 @@
 // Specialised at compile time by CIN, COUT, TM, KC, RPT, CPT, STAGES and MIN_BLOCKS.
 #include "ffma.cuh"
 
-constexpr int kStageA = TM * kRowStride, kStageB = KC * COUT;
-constexpr int kCopiesA = TM * KC / 4 / kThreads, kCopiesB = KC * COUT / 4 / kThreads;
-constexpr int kSlabs = CIN / KC;                           // slabs of one tap
-static_assert(CIN % KC == 0, "whole slabs");
-static_assert(TM * KC / 4 % kThreads == 0 && KC * COUT / 4 % kThreads == 0, "copies are equal");
-
 struct Convolution {
     const float* x;         // (input rows, CIN)
     const float* weight;    // (taps, CIN, COUT)
@@ -60,28 +54,15 @@ struct Loader {
           weight(nullptr), taps(mask), slab(0), slot(0) {}
 
     __device__ __forceinline__ void load(int stage) {
-        constexpr int columns = KC / 4;
         if (slab == 0) {
             weight = c.weight + static_cast<long long>(__ffs(taps) - 1) * (CIN * COUT);
             taps &= taps - 1;
 #pragma unroll
             for (int i = 0; i < kCopiesA; ++i)
-                source[i] = table[slot * TM + (threadIdx.x + i * kThreads) / columns];
+                source[i] = table[slot * TM + (threadIdx.x + i * kThreads) / (KC / 4)];
             ++slot;
         }
-#pragma unroll
-        for (int i = 0; i < kCopiesA; ++i) {
-            const int e = threadIdx.x + i * kThreads, row = e / columns, column = e % columns * 4;
-            const bool present = source[i] >= 0;
-            const long long from = static_cast<long long>(present ? source[i] : 0) * CIN;
-            copy16_async(a + stage * kStageA + row * kRowStride + column,
-                         c.x + from + slab * KC + column, present);
-        }
-#pragma unroll
-        for (int i = 0; i < kCopiesB; ++i) {
-            const int e = (threadIdx.x + i * kThreads) * 4;
-            copy16_async(b + stage * kStageB + e, weight + slab * kStageB + e, true);
-        }
+        copy_slab(*this, c.x, stage);
         if (++slab == kSlabs) slab = 0;
     }
 };
