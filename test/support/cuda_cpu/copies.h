@@ -23,14 +23,17 @@ inline bool is_shared(const void* p, size_t bytes) {
 
 }  // namespace shim
 
-inline void copy16_async(void* shared, const void* global, bool valid) {
+SHIM_INLINE void copy16_async(void* shared, const void* global, bool valid) {
+    races::Quiet quiet;
     shim::Fiber& f = *shim::run->current;
     if (!shim::is_shared(shared, 16) || reinterpret_cast<uintptr_t>(shared) % 16)
         shim::fail("%s copies asynchronously to %p, which is not 16 aligned bytes of shared memory", shim::place(f).c_str(), shared);
     if (reinterpret_cast<uintptr_t>(global) % 16)
         shim::fail("%s copies asynchronously from %p, which is not aligned to 16 bytes", shim::place(f).c_str(), global);
-    const shim::Copy copy = {shared, valid ? global : nullptr};
-    if (shim::one_in(2)) {
+    const shim::Copy copy = {shared, valid ? global : nullptr, races::here()};
+    if (valid) races::touch(global, 16, races::READ, races::PLAIN, copy.code);
+    races::touch(shared, 16, races::WRITE, races::FLYING, copy.code);
+    if (!races::kOn && shim::one_in(2)) {
         shim::perform(copy);
     } else {
         f.copies.push_back(copy);
@@ -39,6 +42,7 @@ inline void copy16_async(void* shared, const void* global, bool valid) {
 }
 
 inline void copy_commit() {
+    races::Quiet quiet;
     shim::Fiber& f = *shim::run->current;
     f.groups.push_back(f.open_copies);
     f.open_copies = 0;
@@ -47,10 +51,14 @@ inline void copy_commit() {
 // Returns when all but the PENDING youngest groups have arrived.
 template <int PENDING>
 inline void copy_wait() {
+    races::Quiet quiet;
     shim::Fiber& f = *shim::run->current;
     size_t groups = f.groups.size() > PENDING ? f.groups.size() - PENDING : 0, copies = 0;
     for (size_t i = 0; i < groups; ++i) copies += f.groups[i];
-    for (size_t i = 0; i < copies; ++i) shim::perform(f.copies[i]);
+    for (size_t i = 0; i < copies; ++i) {
+        shim::perform(f.copies[i]);
+        races::touch(f.copies[i].shared, 16, races::WRITE, races::ARRIVED, f.copies[i].code);
+    }
     f.copies.erase(f.copies.begin(), f.copies.begin() + copies);
     f.groups.erase(f.groups.begin(), f.groups.begin() + groups);
 }

@@ -174,19 +174,28 @@ T reduce(Where where, uint32_t mask, T value) {
 template <typename T>
 struct Same { using type = T; };
 template <typename T, typename Update>
-T update(T* at, Update next) {
+SHIM_INLINE T update(T* at, Update next) {
+    races::Quiet quiet;
     maybe_yield();
     progress();
+    races::touch(at, sizeof(T), races::READ_WRITE, races::STRONG, races::here());
     const T old = *at;
     *at = next(old);
     return old;
+}
+
+template <typename T>
+SHIM_INLINE T load(const T* at, races::Kind kind) {
+    races::Quiet quiet;
+    races::touch(at, sizeof(T), races::READ, kind, races::here());
+    return *at;
 }
 
 }  // namespace shim
 
 #define SHIM_ATOMIC(name, expression)                                             \
     template <typename T>                                                         \
-    T name(T* at, typename shim::Same<T>::type v) {                               \
+    SHIM_INLINE T name(T* at, typename shim::Same<T>::type v) {                   \
         return shim::update(at, [v](T old) { (void)old; return static_cast<T>(expression); }); \
     }
 SHIM_ATOMIC(atomicAdd, old + v)
@@ -198,10 +207,10 @@ SHIM_ATOMIC(atomicMin, old < v ? old : v)
 SHIM_ATOMIC(atomicMax, old > v ? old : v)
 SHIM_ATOMIC(atomicExch, v)
 template <typename T>
-T atomicCAS(T* at, typename shim::Same<T>::type compare, typename shim::Same<T>::type v) {
+SHIM_INLINE T atomicCAS(T* at, typename shim::Same<T>::type compare, typename shim::Same<T>::type v) {
     return shim::update(at, [=](T old) { return old == compare ? v : old; });
 }
-inline void __threadfence() {}
+inline void __threadfence() { races::fence(); }
 inline void __threadfence_block() {}
 
 // ---- bits, memory, arithmetic ------------------------------------------------------------------
@@ -228,8 +237,8 @@ inline int __float_as_int(float v) { int r; memcpy(&r, &v, 4); return r; }
 inline float __uint_as_float(unsigned v) { float r; memcpy(&r, &v, 4); return r; }
 inline float __int_as_float(int v) { float r; memcpy(&r, &v, 4); return r; }
 
-template <typename T> T __ldg(const T* p) { return *p; }
-template <typename T> T __ldcg(const T* p) { return *p; }
+template <typename T> SHIM_INLINE T __ldg(const T* p) { return shim::load(p, races::CACHED); }
+template <typename T> SHIM_INLINE T __ldcg(const T* p) { return shim::load(p, races::STRONG); }  // where atomics happen
 template <typename T> T __ldca(const T* p) { return *p; }
 template <typename T> T __ldcs(const T* p) { return *p; }
 template <typename T> void __stcg(T* p, typename shim::Same<T>::type v) { *p = v; }

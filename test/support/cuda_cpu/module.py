@@ -31,7 +31,12 @@ SANITIZE = (
     # A local that is read before it is written is not zero.
     *("-fno-omit-frame-pointer", "-ftrivial-auto-var-init=pattern"),
 )
+RACES = ("-O1", "-g1", "-fno-omit-frame-pointer", "-DSHIM_RACES", "-c")
+"""Flags of a module whose every load and store is looked at (races.cpp)."""
+WATCH = ("-fsanitize=thread", "--param=tsan-distinguish-volatile=1")
+WATCH += ("--param=tsan-instrument-func-entry-exit=0",)
 _SHARED = re.compile(r"(?<!extern )__shared__\s+([\w:<>]+)\s+([^;]+);")
+_CODE = re.compile(r"\{code (\w+)\}")
 _KERNEL = re.compile(
     r'extern "C"\s+__global__\s+void\s+(?:__launch_bounds__\([^)]*\)\s+)?(\w+)\s*\('
 )
@@ -46,7 +51,12 @@ def sanitized() -> bool:
     return "libasan" in os.environ.get("LD_PRELOAD", "")
 
 
-def build(stem, defines=None, folder=None):
+def watched() -> bool:
+    """Tell whether this process wants modules that find data races: ``DRIVERT_RACES=1``."""
+    return os.environ.get("DRIVERT_RACES", "0") not in ("", "0") and not sanitized()
+
+
+def build(stem, defines=None, folder=None, races=None):
     """Compile ``<folder>/<stem>.cu`` to a shared library, once, and return its path.
 
     The key of the cache covers the source, the headers, the shim, the flags, the compiler and the
@@ -56,15 +66,17 @@ def build(stem, defines=None, folder=None):
         stem: Source file without its suffix.
         defines: Compile-time constants.
         folder: Where the source and its headers lie; the kernels of the package by default.
+        races: Look for data races; by default as the environment says.
     """
+    races = watched() if races is None else races
     kernels = share_path("kernels")
     folder = Path(folder or kernels)
     files = (*kernels.glob("*.cuh"), *folder.glob("*.cuh"), folder / f"{stem}.cu")
     sources = {file.name: file.read_text() for file in files}
     names = _KERNEL.findall(sources[f"{stem}.cu"])
-    flags = [*FLAGS, *(SANITIZE if sanitized() else ())]
+    flags = [*FLAGS, *(RACES if races else SANITIZE if sanitized() else ())]
     flags += [f"-D{k}={v}" for k, v in sorted((defines or {}).items())]
-    shim = [file.read_text() for file in (Path(__file__), *sorted(HERE.glob("*.h")))]
+    shim = [file.read_text() for file in (Path(__file__), *sorted(HERE.glob("*.[hc]*")))]
     key = (sorted(sources.items()), shim, flags, _compiler(), _processor())
     digest = hashlib.sha256(repr(key).encode())
     library = cache_folder("cuda_cpu") / f"{stem}-{digest.hexdigest()[:24]}.so"
@@ -76,12 +88,36 @@ def build(stem, defines=None, folder=None):
             (Path(work) / name).write_text(f'#line 1 "{name}"\n' + _translate(text))
         wrapper, made = Path(work) / "wrapper.cpp", Path(work) / "made.so"
         wrapper.write_text(_wrapper(stem, names))
-        command = ["g++", *flags, f"-I{HERE}", str(wrapper), "-o", str(made)]
-        done = subprocess.run(command, capture_output=True, text=True)
-        if done.returncode:
-            raise ShimError(f"{stem}.cu does not compile for the CPU:\n{done.stderr[-6000:]}")
+        if races:
+            _compile(stem, *flags, *WATCH, str(wrapper), "-o", str(made.with_suffix(".o")))
+            parts = (made.with_suffix(".o"), _detector())
+            _compile(stem, *FLAGS, *map(str, parts), "-o", str(made))
+        else:
+            _compile(stem, *flags, str(wrapper), "-o", str(made))
         os.replace(made, library)
     return library
+
+
+def _compile(stem, *arguments):
+    done = subprocess.run(["g++", f"-I{HERE}", *arguments], capture_output=True, text=True)
+    if done.returncode:
+        raise ShimError(f"{stem}.cu does not compile for the CPU:\n{done.stderr[-6000:]}")
+
+
+@functools.cache
+def _detector():
+    """Return the compiled race detector, which no hook of its own calls."""
+    sources = [(HERE / name).read_text() for name in ("races.h", "races.cpp", "module.py")]
+    digest = hashlib.sha256(repr((sources, _compiler(), _processor())).encode()).hexdigest()
+    made = cache_folder("cuda_cpu") / f"races-{digest[:24]}.o"
+    if not made.exists():
+        made.parent.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryDirectory(dir=made.parent) as work:
+            new = Path(work) / made.name
+            flags = [flag for flag in FLAGS if flag != "-shared"]
+            _compile("races", *flags, *RACES, "-O2", str(HERE / "races.cpp"), "-o", str(new))
+            os.replace(new, made)
+    return made
 
 
 class CpuModule:
@@ -91,11 +127,13 @@ class CpuModule:
         stem: Source file without its suffix.
         defines: Compile-time constants.
         folder: Where the source lies; the kernels of the package by default.
+        races: Look for data races; by default as the environment says.
     """
 
-    def __init__(self, stem, defines=None, folder=None):
+    def __init__(self, stem, defines=None, folder=None, races=None):
         self.stem = stem
-        self._library = _load(build(stem, defines, folder))
+        self._path = build(stem, defines, folder, races)
+        self._library = _load(self._path)
 
     def launch(self, name, grid, block, *args, shared=0, seed=0, resident=1):
         """Run a kernel to its end.
@@ -117,7 +155,7 @@ class CpuModule:
         if not 0 < block[0] * block[1] * block[2] <= 1024:
             raise ShimError(f"'{name}' cannot run with a block of {block} threads")
         values = pack_arguments(name, args, torch.device("cpu"), self._parameter_sizes(name))
-        error = ctypes.create_string_buffer(2000)
+        error = ctypes.create_string_buffer(4000)
         failed = self._library.shim_launch(
             name.encode(),
             (ctypes.c_uint * 3)(*grid),
@@ -130,7 +168,15 @@ class CpuModule:
             len(error),
         )
         if failed:
-            raise ShimError(f"{self.stem}.cu '{name}' on {grid} x {block}: {error.value.decode()}")
+            text = _CODE.sub(self._line, error.value.decode())
+            raise ShimError(f"{self.stem}.cu '{name}' on {grid} x {block}: {text}")
+
+    def _line(self, found):
+        """Return the line of a kernel source in which an instruction was written."""
+        command = ["addr2line", "-i", "-e", str(self._path), f"0x{found[1]}"]
+        done = subprocess.run(command, capture_output=True, text=True, check=True)
+        lines = [line.split(" ")[0].rsplit("/")[-1] for line in done.stdout.splitlines()]
+        return next((line for line in lines if ".cu" in line), lines[-1])
 
     def _parameter_sizes(self, name):
         sizes = (ctypes.c_int * 64)()

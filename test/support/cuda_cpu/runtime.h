@@ -21,6 +21,8 @@
 #include <utility>
 #include <vector>
 
+#include "races.h"
+
 #if defined(__SANITIZE_ADDRESS__)
 #include <sanitizer/asan_interface.h>
 #include <sanitizer/common_interface_defs.h>
@@ -98,6 +100,7 @@ struct Context {
 struct Copy {
     void* shared;
     const void* global;  // null: zeros
+    uint32_t code;
 };
 
 struct Fiber {
@@ -130,6 +133,8 @@ struct Block {
     Where barrier = {};
     char* dynamic = nullptr;  // dynamic shared memory
     char* statics = nullptr;  // static shared memory
+    uint64_t number = 0;      // of all blocks
+    races::Clocks* clocks = nullptr;
 };
 
 using Invoke = void (*)(void* kernel, void** args);
@@ -236,6 +241,11 @@ inline void enter(Fiber* f) {
     run->current = f;
     threadIdx = f->thread;
     run->switches = run->switches + 1;
+#ifdef SHIM_RACES
+    const Block& b = *run->current_block;
+    races::watch = {false, b.clocks, static_cast<uint32_t>(b.number), static_cast<uint32_t>(f->index), f->stack,
+                    f->stack + kStackBytes, b.dynamic, b.dynamic + run->shared, b.statics, b.statics + kStaticBytes};
+#endif
 }
 
 // Runs another thread until this one is chosen again. `elsewhere`: another block may run first.
@@ -279,6 +289,7 @@ inline void* shared_at(size_t offset, size_t bytes) {
 // ---- synchronization ---------------------------------------------------------------------------
 
 inline void block_barrier(Where where) {
+    races::Quiet quiet;
     Block& b = *run->current_block;
     Fiber* self = run->current;
     if (b.live != b.threads)
@@ -291,6 +302,7 @@ inline void block_barrier(Where where) {
     self->waits = where;
     if (++b.at_barrier == b.threads) {
         b.at_barrier = 0;
+        races::barrier(*b.clocks);
         for (Fiber& f : b.fibers) make_ready(b, &f);
         progress();
     }
@@ -300,6 +312,7 @@ inline void block_barrier(Where where) {
 
 // All lanes of the mask meet; the last one runs the exchange on what they brought.
 inline void meet(Where where, uint32_t mask, Exchange exchange, void* payload) {
+    races::Quiet quiet;
     Block& b = *run->current_block;
     Fiber* self = run->current;
     const int lane = self->index & 31, first = self->index & ~31;
@@ -323,6 +336,7 @@ inline void meet(Where where, uint32_t mask, Exchange exchange, void* payload) {
         const Meeting done = m;
         open.erase(open.begin() + at);
         exchange(done.payload, mask);
+        races::meet(*b.clocks, first, mask);
         for (int i = 0; i < 32; ++i)
             if (mask >> i & 1u) make_ready(b, &b.fibers[first + i]);
         progress();
@@ -335,6 +349,7 @@ inline void meet(Where where, uint32_t mask, Exchange exchange, void* payload) {
 
 // A thread waits in a loop for a value that another one writes.
 inline void spin(Where where) {
+    races::Quiet quiet;
     if (++run->spins > kMaxSpins)
         fail("deadlock: %s waits at %s:%d for a value that no running thread writes", place(*run->current).c_str(), where.file, where.line);
     make_ready(*run->current_block, run->current);
@@ -347,7 +362,13 @@ SHIM_NO_ASAN void fiber_main() {
 #if SHIM_ASAN
     __sanitizer_finish_switch_fiber(nullptr, nullptr, nullptr);
 #endif
+#ifdef SHIM_RACES
+    races::watch.on = true;
     run->invoke(run->kernel, run->args);
+    races::watch.on = false;
+#else
+    run->invoke(run->kernel, run->args);
+#endif
     Block& b = *run->current_block;
     Fiber* self = run->current;
     if (!self->copies.empty()) fail("%s returned with asynchronous copies in flight", place(*self).c_str());
@@ -409,6 +430,7 @@ inline void start_block(Block& b, Dim3 index) {
     b.ready.clear();
     b.meetings.assign((b.threads + 31) / 32, {});
     b.at_barrier = 0;
+    b.clocks = races::start_block(b.clocks, b.threads);
     for (int i = 0; i < b.threads; ++i) {
         Fiber& f = b.fibers[i];
         f.index = i;
@@ -453,6 +475,7 @@ inline void run_blocks(unsigned resident) {
         while (next < blocks && run->running.size() < resident) {
             Block* b = take_block();
             run->running.push_back(b);
+            b->number = next;
             start_block(*b, {static_cast<unsigned>(next % run->grid.x), static_cast<unsigned>(next / run->grid.x % run->grid.y),
                              static_cast<unsigned>(next / (static_cast<uint64_t>(run->grid.x) * run->grid.y))});
             ++next;

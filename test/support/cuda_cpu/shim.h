@@ -31,6 +31,7 @@ Kernel kernel(const char* name, void (*function)(A...)) {
 // ---- faults ------------------------------------------------------------------------------------
 
 void on_signal(int number, siginfo_t* info, void*) {
+    races::Quiet quiet;
     if (!run) return;
     if (number == SIGVTALRM) {
         run->idle_ticks = run->switches == run->seen_switches ? run->idle_ticks + 1 : 0;
@@ -88,6 +89,7 @@ inline void release(Block* b) {
 #endif
     free(b->dynamic);
     free(b->statics);
+    races::release(b->clocks);
     delete b;
 }
 
@@ -142,6 +144,7 @@ int launch(const Kernel& k, const unsigned* grid, const unsigned* block, unsigne
     find_main_stack(mine->main);
     run = mine;
     gridDim = mine->grid, blockDim = mine->block;
+    races::begin(block);
     {
         Guard guard;
         if (sigsetjmp(mine->rescue, 1) == 0) run_blocks(resident);
@@ -150,8 +153,8 @@ int launch(const Kernel& k, const unsigned* grid, const unsigned* block, unsigne
     for (Block* b : mine->running) release(b);
     for (Block* b : pool) release(b);  // a process may map only so many stacks, and has many modules
     pool.clear();
+    const bool raced = races::end(error, capacity), failed = mine->failed || raced;
     if (mine->failed) snprintf(error, capacity, "%s", mine->error);
-    const int failed = mine->failed;
     delete mine;
     return failed;
 }
