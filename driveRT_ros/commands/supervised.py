@@ -23,10 +23,12 @@ from driveRT_ros.nodes.process_env import node_command, node_environment, privat
 from driveRT_ros.nodes.processes import NodeProcess, ProcessFailed, Supervisor
 from driveRT_ros.nodes.stop import PARTIAL
 
-SUBSCRIBER_S = 20.0
+SUBSCRIBER_S = 60.0
+
+_RECORDER = "recorder_node"
 
 _LAST_MESSAGES_S = 0.5
-_CLOSE_BAG_S = 12.0
+_CLOSE_BAG_S = 35.0
 
 
 @contextmanager
@@ -53,19 +55,23 @@ def start_recorder(
         "queue_depth": 10_000,  # a detector faster than this process must not lose anything
     }
     argv = node_command("recorder_node", params=params)
-    return supervisor.start("recorder_node", argv, grace_s=_CLOSE_BAG_S)
+    return supervisor.start(_RECORDER, argv, grace_s=_CLOSE_BAG_S)
 
 
 def finish(supervisor: Supervisor, source: NodeProcess) -> None:
     """Show what the source of a run said last, let the last messages arrive and close the bag.
 
+    Nodes end before the recorder does: by then they have sent all that belongs to their last frame.
+
     Raises:
         ProcessFailed: If the recorder had to be killed: its bag is damaged.
     """
     console.print(source.last_lines(1).rpartition("]: ")[2])
+    supervisor.check()
+    supervisor.stop([p.name for p in supervisor.processes if p.name != _RECORDER])
     time.sleep(_LAST_MESSAGES_S)
     supervisor.check()
-    if supervisor.stop(["recorder_node"]):
+    if supervisor.stop([_RECORDER]):
         raise ProcessFailed("The recorder did not close its bag in time and was killed.")
 
 

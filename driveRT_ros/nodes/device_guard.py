@@ -173,7 +173,7 @@ class DeviceGuard:
             "brings the GPU back"
         )
         if self._config.on_device_loss == "exit":
-            self.ending = sentence = f"{sentence}, so it ends."
+            sentence += ", so it ends."
         else:
             sentence += (
                 "; until then frames go to the CPU, which is slow. Where something starts the "
@@ -181,6 +181,8 @@ class DeviceGuard:
             )
         self._health.cleared(FALLBACK)
         self._health.fault(LOST, ERROR, sentence, self._clock(), until_cleared=True)
+        if self._config.on_device_loss == "exit":  # last: whoever sees it finds the fault as well
+            self.ending = sentence
 
     def _recovered(self) -> None:
         self._failures, self._wait_s, self._stand_in = 0, FIRST_WAIT_S, None

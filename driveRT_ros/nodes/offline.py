@@ -17,6 +17,7 @@ from tf2_msgs.msg import TFMessage
 
 from driveRT_ros.core.errors import ConfigError, DriveRTError, InvalidFrame
 from driveRT_ros.io.bag import BagMessage
+from driveRT_ros.nodes.handshake import Handshake
 from driveRT_ros.nodes.lidar import LidarNode
 from driveRT_ros.nodes.lidar_session import GRID_FILES_GRACE_S
 from driveRT_ros.nodes.offline_source import CloudSource, OfflineConfig
@@ -78,6 +79,7 @@ class Offline(PerceptionNode):
         self._progress = Progress(self._source.total, self.get_logger().info, self.noun)
         self._start_s = self._latest_s = monotonic() + self.config.wait_for_subscriber_s
         self._heard: list[int] = []
+        self._handshake = Handshake(self)
         self._feeder = self.create_steady_timer(_STEP_S, self._step)
 
     def do_deactivate(self) -> None:
@@ -136,8 +138,11 @@ class Offline(PerceptionNode):
         main = any(n for n, p in zip(heard, publishers) if p.topic_name == topic)
         if main and heard != self._heard:  # a recorder finds topic after topic
             self._heard, self._start_s = heard, min(self._latest_s, monotonic() + MATCH_S)
-        if monotonic() < self._start_s:
+        if monotonic() < self._start_s or (
+            main and self._handshake.open_with(published=[p.topic_name for p in publishers])
+        ):
             return False
+        self._handshake.close()
         self._start_s = 0.0
         return True
 

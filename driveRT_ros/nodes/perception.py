@@ -189,11 +189,12 @@ class PerceptionNode(ManagedNode):
         self._timer = self.create_steady_timer(period_s, self._publish_diagnostics)
 
     def _publish_diagnostics(self) -> None:
+        ending = self._guard.ending  # before the statuses are made: they give the reason, too
         if self._session is not None:
             self._session.check_input()
         if self._diagnostics.get_subscription_count() > 0:
             msg = DiagnosticArray(status=self.make_statuses(time.monotonic()))
             msg.header.stamp = self.get_clock().now().to_msg()
             self._diagnostics.publish(msg)
-        if self._guard.ending:
-            self.fail(self._guard.ending)
+        if ending:
+            self.fail(ending)

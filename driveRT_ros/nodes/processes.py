@@ -16,8 +16,11 @@ from typing import IO
 from driveRT_ros.core.errors import DriveRTError
 from driveRT_ros.nodes.stop import PARTIAL
 
-STOP_GRACE_S = 2.0
-"""A node must end this soon after SIGINT; then it is killed, and that is reported."""
+STOP_GRACE_S = 10.0
+"""A node that is still there so long after SIGINT is killed, and that is reported.
+
+Nodes force themselves out within two seconds; the rest is for a machine that is busy elsewhere.
+"""
 
 _PR_SET_PDEATHSIG = 1
 

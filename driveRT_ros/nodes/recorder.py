@@ -13,11 +13,12 @@ from rclpy.qos import DurabilityPolicy, QoSProfile, ReliabilityPolicy
 from driveRT_ros.core.errors import ConfigError, InvalidFrame
 from driveRT_ros.io.bag import BagWriter
 from driveRT_ros.nodes.base import ManagedNode
+from driveRT_ros.nodes.handshake import Handshake
 from driveRT_ros.nodes.raw import canonical, header_stamp_ns, message_class, starts_with_header
 from driveRT_ros.nodes.recording import RecorderConfig, ReorderBuffer, TopicFilter
 
 READY = "Recording"
-"""What the node logs once every topic that was named outright has a publisher."""
+"""What the node logs once every topic named outright has a publisher that knows of the recorder."""
 
 
 class RecorderNode(ManagedNode):
@@ -40,6 +41,7 @@ class RecorderNode(ManagedNode):
         self._subscriptions_made: list[Any] = []
         self._scan_timer: Any = None
         self._said_ready = False
+        self._handshake = Handshake(self)
 
     def do_configure(self) -> None:
         """Open the bag, and enter the topics whose type is given."""
@@ -103,11 +105,18 @@ class RecorderNode(ManagedNode):
             publishers = self.get_publishers_info_by_topic(topic)
             if publishers and len(type_names) == 1:
                 self._subscribe(topic, type_names[0], [p.qos_profile for p in publishers])
-        if not self._said_ready and all(self.count_publishers(t) for t in self._filter.named()):
+        if not self._said_ready and self._is_ready():
             self._said_ready = True
+            self._handshake.close()
             self.get_logger().info(
                 f"{READY} {len(self._subscriptions_made)} topics into {self.config.bag_path}."
             )
+
+    def _is_ready(self) -> bool:
+        named = self._filter.named()
+        heard = [subscription.topic_name for subscription in self._subscriptions_made]
+        # A node that has answered sends the recorder its first message, too.
+        return all(map(self.count_publishers, named)) and not self._handshake.open_with(heard=heard)
 
     def _subscribe(self, topic: str, type_name: str, offered: list[QoSProfile]) -> None:
         expected = self._types.get(topic, type_name)

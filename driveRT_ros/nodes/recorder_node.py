@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 from driveRT_ros.nodes.stop import StopSignal
 
-CLOSE_S = 10.0
+CLOSE_S = 30.0
 """From a signal to a forced exit: on a busy machine, better a late end than a damaged bag."""
 
 

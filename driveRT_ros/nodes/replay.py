@@ -9,7 +9,6 @@ from time import monotonic
 from typing import Any
 
 from nav_msgs.msg import OccupancyGrid
-from rclpy.duration import Duration
 from rclpy.qos import QoSProfile
 from rosgraph_msgs.msg import Clock
 from std_msgs.msg import Header
@@ -20,6 +19,7 @@ from driveRT_ros.io.bag import BagReader
 from driveRT_ros.io.camera_topics import camera_topics
 from driveRT_ros.nodes import qos
 from driveRT_ros.nodes.base import ManagedNode
+from driveRT_ros.nodes.handshake import Handshake, wait_received
 from driveRT_ros.nodes.playback import Playback
 from driveRT_ros.nodes.progress import Progress
 from driveRT_ros.nodes.raw import header_stamp_ns, message_class
@@ -107,9 +107,8 @@ class ReplayNode(ManagedNode):
             self._thread.join()
             self.destroy_timer(self._timer)
         self._playback = self._thread = None
-        for publisher in (*self._outputs.values(), self._clock_output):
-            if publisher is not None:
-                self.destroy_publisher(publisher)
+        for publisher in filter(None, self._all_outputs()):
+            self.destroy_publisher(publisher)
         self._outputs, self._clock_output = {}, None
         while self._owned:
             self.destroy_subscription(self._owned.pop())
@@ -149,9 +148,8 @@ class ReplayNode(ManagedNode):
                 report = playback.run(
                     reader.messages, header_stamp_ns, progress, start_ns=reader.start_ns
                 )
-            cloud = self._outputs.get(self._played.cloud_topic)
-            if cloud is not None and not self._played.lockstep_topic:
-                cloud.wait_for_all_acked(Duration(seconds=1))
+            if not self._played.lockstep_topic:  # else the answers have said so
+                wait_received(self._all_outputs(), playback.cancelled)
             self.get_logger().info(report.sentence())
             if self._partial:
                 self.fatal, self.fault_code = "part of the bag cannot be read", PARTIAL
@@ -169,10 +167,8 @@ class ReplayNode(ManagedNode):
         config: ReplayConfig = self._played
         if not config.cloud_topic or not config.wait_for_subscriber_s:
             return
-        cloud, deadline = (
-            self._outputs[config.cloud_topic],
-            monotonic() + config.wait_for_subscriber_s,
-        )
+        cloud = self._outputs[config.cloud_topic]
+        deadline = monotonic() + config.wait_for_subscriber_s
         missing = self._missing_consumer(cloud)
         while missing and not playback.cancelled.wait(0.05):
             if monotonic() > deadline:
@@ -182,7 +178,11 @@ class ReplayNode(ManagedNode):
                 self.get_logger().warning(f"{sentence}; playing anyway.")
                 return
             missing = self._missing_consumer(cloud)
-        playback.cancelled.wait(qos.MATCH_S)
+        topics = [output.topic_name for output in self._all_outputs()]
+        Handshake(self).wait(topics, playback.cancelled)
+
+    def _all_outputs(self) -> list[Any]:
+        return [self._clock_output, *self._outputs.values()]
 
     def _missing_consumer(self, cloud: Any) -> str:
         count, wanted = cloud.get_subscription_count(), self._played.min_subscribers

@@ -75,7 +75,7 @@ def test_a_simulated_drive_becomes_files_that_tools_accept(tmp_path: Path, capsy
         assert np.abs(centre - height.values).max() <= 0.1 + 1e-4
     if shutil.which("nanovdb_validate"):
         command = ["nanovdb_validate", "-v", *map(str, floats)]
-        done = subprocess.run(command, capture_output=True, text=True, timeout=60)
+        done = subprocess.run(command, capture_output=True, text=True, timeout=300)
         assert done.returncode == 0 and done.stdout.count("passed") == 8, done.stdout + done.stderr
 
 

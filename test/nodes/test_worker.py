@@ -146,15 +146,15 @@ def test_frame_in_work_is_finished_before_the_worker_ends() -> None:
     class Slow(FailingPipeline):
         def process(self, points: Any, **_: bool) -> Detections:
             begun.set()
-            assert go_on.wait(20.0)
+            assert go_on.wait(90.0)
             return super().process(points)
 
     bench = Bench(Slow(None))
     bench.mailbox.put(PosedCloud(make_cloud(S)), 0.0)
-    assert begun.wait(20.0)
+    assert begun.wait(90.0)
     assert not bench.worker.stop(0.05)
     go_on.set()
-    assert bench.worker.stop(20.0)
+    assert bench.worker.stop(90.0)
     assert len(bench.outputs.results) == 1
 
 

@@ -70,7 +70,7 @@ def test_an_installed_wheel_finds_every_file_that_travels_with_it(site, tmp_path
     env = {k: v for k, v in os.environ.items() if k != "DRIVERT_SHARE"} | {"PYTHONPATH": str(site)}
     done = subprocess.run(
         [sys.executable, "-c", script, *names],
-        cwd=tmp_path, env=env, capture_output=True, text=True, timeout=60, check=False,
+        cwd=tmp_path, env=env, capture_output=True, text=True, timeout=300, check=False,
     )  # fmt: skip
     assert done.returncode == 0, done.stderr
     found = [Path(line) for line in done.stdout.splitlines()]

@@ -63,7 +63,7 @@ def tiny_scene(folder: Path) -> Path:
     return path
 
 
-def drivert(*arguments: object, timeout_s: float = 180.0) -> subprocess.CompletedProcess[str]:
+def drivert(*arguments: object, timeout_s: float = 500.0) -> subprocess.CompletedProcess[str]:
     """Run the command in a process of its own, without a ROS domain of the caller."""
     env = {k: v for k, v in os.environ.items() if k != "ROS_DOMAIN_ID"}
     env |= {"OMP_NUM_THREADS": "1", "COLUMNS": "120"}

@@ -2,23 +2,25 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
 import rclpy
-from diagnostic_msgs.msg import DiagnosticStatus
+from diagnostic_msgs.msg import DiagnosticArray, DiagnosticStatus
 from rcl_interfaces.msg import Parameter, ParameterType, ParameterValue
 from rcl_interfaces.srv import SetParameters
 from rclpy.context import Context
 from sensor_msgs.msg import PointCloud2
 from vision_msgs.msg import Detection3DArray
 
+from driveRT_ros.io.messages import stamp_ns_of
 from driveRT_ros.nodes.lidar import LidarNode
 from test.support.lidar_messages import SECOND as S
 from test.support.lidar_messages import SMALL_STILL
 from test.support.node_process import NodeUnderTest
-from test.support.ros_client import RosClient
+from test.support.ros_client import LATE_S, RosClient
 
 CLOUDS, DETECTIONS = "/lidar_node/input/pointcloud", "/lidar_node/output/detections"
 DEBUG = "/lidar_node/debug"
@@ -47,17 +49,34 @@ def active_node(domain_id: int, **params: object) -> Iterator[LidarNode]:
 
 
 def latest(client: RosClient) -> dict[str, DiagnosticStatus]:
-    """Return the newest diagnostics by the short name of the status."""
-    client.received["/diagnostics"].clear()
-    client.wait_count("/diagnostics", 1)
-    return {s.name.split(": ")[1]: s for s in client.received["/diagnostics"][-1].status}
+    """Return diagnostics made after this call, by the short name of the status."""
+    now_ns = time.time_ns()
+
+    def made_later(got: dict[str, list[Any]]) -> DiagnosticArray | None:
+        # Stamped once its statuses are made: those of the second one were made after the first.
+        later = [m for m in got["/diagnostics"] if stamp_ns_of(m.header.stamp) > now_ns]
+        return later[1] if len(later) > 1 else None
+
+    found = client.wait(made_later)
+    assert found is not None, "no diagnostics"
+    return {s.name.split(": ")[1]: s for s in found.status}
+
+
+def rested(client: RosClient) -> dict[str, str]:
+    """Wait until a node has counted all that it received, and return its input status."""
+    deadline = time.monotonic() + LATE_S
+    while True:
+        told = values(latest(client)["input_status"])
+        if int(told["received"]) == int(told["processed"]) + int(told["dropped"]):
+            return told
+        assert time.monotonic() < deadline, told
 
 
 def values(status: DiagnosticStatus) -> dict[str, str]:
     return {pair.key: pair.value for pair in status.values}
 
 
-def wait_for_status(client: RosClient, text: str, timeout_s: float = 10.0) -> DiagnosticStatus:
+def wait_for_status(client: RosClient, text: str, timeout_s: float = LATE_S) -> DiagnosticStatus:
     """Wait for a diagnostics status whose message contains ``text``."""
 
     def find(got: dict[str, list[Any]]) -> DiagnosticStatus | None:
@@ -83,7 +102,7 @@ class Live:
     def send(self, cloud: Any) -> None:
         self.client.publisher(PointCloud2, CLOUDS).publish(cloud)
 
-    def ask(self, cloud: Any, timeout_s: float = 10.0) -> Detection3DArray:
+    def ask(self, cloud: Any, timeout_s: float = LATE_S) -> Detection3DArray:
         """Send a cloud and return the detections with its stamp."""
         self.send(cloud)
         stamp = cloud.header.stamp

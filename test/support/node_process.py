@@ -11,6 +11,9 @@ from pathlib import Path
 
 from driveRT_ros.nodes.process_env import node_command, node_environment
 
+LATE_S = 90.0
+"""A process that takes longer is not slow but hangs; to start one takes ten seconds somewhere."""
+
 
 class NodeUnderTest:
     """A running node process.
@@ -26,7 +29,7 @@ class NodeUnderTest:
     def log(self) -> str:
         return self.log_path.read_text(encoding="utf-8", errors="replace")
 
-    def wait_for_log(self, text: str, timeout_s: float = 60.0) -> None:
+    def wait_for_log(self, text: str, timeout_s: float = LATE_S) -> None:
         """Wait until the process has printed ``text``."""
         deadline = time.monotonic() + timeout_s
         while text not in self.log():
@@ -37,19 +40,32 @@ class NodeUnderTest:
             assert time.monotonic() < deadline, f"no {text!r} in {timeout_s} s:\n{self.log()}"
             time.sleep(0.05)
 
-    def wait(self, timeout_s: float) -> int:
+    def wait(self, timeout_s: float = LATE_S) -> int:
         """Wait for the end and return the exit code."""
         return self.popen.wait(timeout_s)
 
-    def stop(self, *signals: signal.Signals, gap_s: float = 0.1) -> tuple[int, float]:
-        """Send signals one after the other; return the exit code and the seconds it took."""
-        start_s = time.monotonic()
+    def wait_until_it_takes_signals(self) -> None:
+        """Wait until it has a handler for SIGTERM: before, only the interpreter can answer."""
+        wait_until_signals_are_taken(self.popen)
+
+    def stop(self, *signals: signal.Signals, gap_s: float = 0.1) -> int:
+        """Send signals one after the other; return the exit code of a process that obeys."""
         for index, number in enumerate(signals):
             if index:
                 time.sleep(gap_s)
             self.popen.send_signal(number)
-        code = self.popen.wait(20.0)
-        return code, time.monotonic() - start_s
+        return self.popen.wait(LATE_S)
+
+
+def wait_until_signals_are_taken(popen: subprocess.Popen[bytes]) -> None:
+    """Wait until a process of the package has its handlers, which is before its slow imports."""
+    status, deadline = Path(f"/proc/{popen.pid}/status"), time.monotonic() + LATE_S
+    while True:
+        (caught,) = [w for w in status.read_text().splitlines() if w.startswith("SigCgt")]
+        if int(caught.split()[1], 16) >> (signal.SIGTERM - 1) & 1:
+            return
+        assert popen.poll() is None and time.monotonic() < deadline
+        time.sleep(0.005)
 
 
 @contextmanager

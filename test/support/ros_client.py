@@ -16,6 +16,11 @@ from rclpy.executors import SingleThreadedExecutor
 from rclpy.node import Node
 from rclpy.qos import DurabilityPolicy, QoSProfile, ReliabilityPolicy
 
+from driveRT_ros.nodes.handshake import Handshake
+
+LATE_S = 90.0
+"""So late is nothing that comes, on any machine: waits end with their condition, not with this."""
+
 
 def profile(depth: int = 50, *, best_effort: bool = False, latched: bool = False) -> QoSProfile:
     """Return a QoS profile of the client."""
@@ -55,7 +60,7 @@ class RosClient:
         trace: TracebackType | None,
     ) -> None:
         self._ending = True
-        self._thread.join(5.0)
+        self._thread.join()
         self._executor.shutdown(timeout_sec=0.0)
         self.node.destroy_node()
         rclpy.shutdown(context=self._context)
@@ -94,35 +99,50 @@ class RosClient:
             self.received.clear()
 
     def wait(
-        self, condition: Callable[[dict[str, list[Any]]], Any], timeout_s: float = 10.0
+        self, condition: Callable[[dict[str, list[Any]]], Any], timeout_s: float = LATE_S
     ) -> Any:
         """Wait until a condition on ``received`` is truthy, and return its last value."""
         with self._arrived:
             self._arrived.wait_for(lambda: condition(self.received), timeout_s)
             return condition(self.received)
 
-    def wait_count(self, topic: str, count: int, timeout_s: float = 10.0) -> list[Any]:
+    def wait_count(self, topic: str, count: int, timeout_s: float = LATE_S) -> list[Any]:
         """Wait for ``count`` messages and return all; fail where fewer arrive."""
         self.wait(lambda got: len(got[topic]) >= count, timeout_s)
         got = list(self.received[topic])
         assert len(got) >= count, f"{len(got)} of {count} messages on {topic} in {timeout_s} s"
         return got
 
-    def wait_matched(self, timeout_s: float = 20.0) -> None:
-        """Wait until every publisher has a subscriber, and every subscription a publisher."""
+    def wait_matched(self, timeout_s: float = LATE_S) -> None:
+        """Wait until every publisher has a subscriber, every subscription a publisher, and each
+        node behind them has answered a call: it knows this one's topics, and hears it.
+        """
         deadline = time.monotonic() + timeout_s
-        while time.monotonic() < deadline:
-            heard = all(p.get_subscription_count() for p in self._publishers.values())
-            fed = all(self.node.count_publishers(t) for t in self._subscriptions)
-            if heard and fed:
-                time.sleep(0.3)  # the other end learns of it a little later
-                return
-            time.sleep(0.02)
+        handshake = Handshake(self.node, mute_s=timeout_s)
+        try:
+            while missing := self._unmatched() or handshake.open_with(
+                published=list(self._publishers), heard=list(self._subscriptions)
+            ):
+                assert time.monotonic() < deadline, f"not matched in {timeout_s} s: {missing}"
+                time.sleep(0.01)
+        finally:
+            handshake.close()
+
+    def wait_alone(self) -> None:
+        """Wait until nobody is at the other end of any topic."""
+        deadline = time.monotonic() + LATE_S
+        while any(p.get_subscription_count() for p in self._publishers.values()) or any(
+            map(self.node.count_publishers, self._subscriptions)
+        ):
+            assert time.monotonic() < deadline, f"topics are still in use after {LATE_S} s"
+            time.sleep(0.01)
+
+    def _unmatched(self) -> list[str]:
         unheard = [t for t, p in self._publishers.items() if not p.get_subscription_count()]
         unfed = [t for t in self._subscriptions if not self.node.count_publishers(t)]
-        raise AssertionError(f"not matched in {timeout_s} s: unheard {unheard}, unfed {unfed}")
+        return [f"nobody hears {t}" for t in unheard] + [f"nobody sends {t}" for t in unfed]
 
-    def call(self, kind: type, service: str, request: Any, timeout_s: float = 20.0) -> Any:
+    def call(self, kind: type, service: str, request: Any, timeout_s: float = LATE_S) -> Any:
         """Call a service and return the response."""
         client = self.node.create_client(kind, service)
         assert client.wait_for_service(timeout_s), f"no service {service}"

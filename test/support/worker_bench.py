@@ -53,10 +53,10 @@ class Bench:
     def run(self, *clouds: Any) -> None:
         for cloud in clouds:
             self.mailbox.put(PosedCloud(cloud), 0.0)
-        assert self.mailbox.wait_idle(20.0)
+        assert self.mailbox.wait_idle(90.0)
 
     def __enter__(self) -> Bench:
         return self
 
     def __exit__(self, *_: object) -> None:
-        assert self.worker.stop(20.0)
+        assert self.worker.stop(90.0)

@@ -38,7 +38,7 @@ def test_the_next_batch_is_prepared_while_this_one_is_held():
     for number in range(4):
         assert next(ready) == number * 10
         if number < 3:
-            assert done[number + 1].wait(10), "the next one needs nothing from the caller"
+            assert done[number + 1].wait(90), "the next one needs nothing from the caller"
     with pytest.raises(StopIteration):
         next(ready)
     assert taken == [0, 1, 2, 3], "no batch is taken that nobody learns from"
