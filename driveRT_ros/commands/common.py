@@ -24,6 +24,7 @@ from rich.progress import (
 
 from driveRT_ros.core.errors import ConfigError
 from driveRT_ros.core.schema import Config
+from driveRT_ros.core.yaml_text import parse_yaml
 from driveRT_ros.nodes.processes import NodeProcess, Supervisor
 
 if TYPE_CHECKING:
@@ -194,9 +195,11 @@ def config_from(
         if not equals:
             raise ConfigError(f"Option --set takes NAME=VALUE, got '{entry}'.")
         try:
-            values[name.strip()] = yaml.safe_load(text)
-        except yaml.YAMLError:
-            raise ConfigError(f"Option --set '{entry}' has a value that is no YAML.") from None
+            values[name.strip()] = parse_yaml(text)
+        except ConfigError as error:
+            raise ConfigError(
+                f"Option --set '{entry}' has a value that is no YAML: {error}."
+            ) from None
     return kind.from_dict(values)
 
 

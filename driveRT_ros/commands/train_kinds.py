@@ -8,10 +8,9 @@ from contextlib import AbstractContextManager, closing, nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
-import yaml
-
 from driveRT_ros.commands.common import config_from, console
 from driveRT_ros.core.errors import ConfigError
+from driveRT_ros.core.yaml_text import read_yaml
 
 if TYPE_CHECKING:
     import torch
@@ -80,10 +79,7 @@ def kind_of(file: str, single: list[str]) -> Kind:
     from driveRT_ros.train.camera_config import KIND, CameraTrainConfig
     from driveRT_ros.train.config import TrainConfig
 
-    try:
-        tree = yaml.safe_load(Path(file).read_text(encoding="utf-8"))
-    except (OSError, yaml.YAMLError) as error:
-        raise ConfigError(f"Parameter file '{file}' cannot be read: {error}") from None
+    tree = read_yaml(file)
     if isinstance(tree, dict) and tree.get("kind") == KIND:
         return Cameras(config_from(CameraTrainConfig, file, None, single))
     return Lidar(config_from(TrainConfig, file, None, single))

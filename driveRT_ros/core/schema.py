@@ -14,9 +14,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, TypeVar
 
-import yaml
-
 from driveRT_ros.core.errors import ConfigError
+from driveRT_ros.core.yaml_text import read_yaml
 
 T = TypeVar("T", bound="Config")
 
@@ -121,10 +120,9 @@ class Config:
         Raises:
             ConfigError: If the file cannot be read or holds a wrong name or value.
         """
-        try:
-            tree = yaml.safe_load(Path(path).read_text(encoding="utf-8")) or {}
-        except (OSError, yaml.YAMLError) as error:
-            raise ConfigError(f"Parameter file '{path}' cannot be read: {error}") from None
+        tree = read_yaml(path)
+        if tree is None:
+            tree = {}
         if not isinstance(tree, Mapping):
             raise ConfigError(f"Parameter file '{path}' must hold a mapping, got {tree!r}.")
         for value in tree.values():
@@ -168,7 +166,11 @@ def _nested(values: Mapping[str, Any]) -> dict[str, Any]:
     for key, value in values.items():
         head, _, tail = str(key).partition(".")
         if not tail:
-            out[head] = {**out[head], **value} if isinstance(out.get(head), dict) else value
+            if isinstance(out.get(head), dict):
+                if not isinstance(value, Mapping):
+                    raise ConfigError(f"Parameter group '{head}' must be a mapping, got {value!r}.")
+                value = {**out[head], **value}
+            out[head] = value
             continue
         inner = out.setdefault(head, {})
         if not isinstance(inner, dict):

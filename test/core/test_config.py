@@ -8,6 +8,7 @@ import pytest
 
 from driveRT_ros.core.config import LidarConfig, ModelConfig, VoxelizationConfig
 from driveRT_ros.core.errors import ConfigError
+from driveRT_ros.core.yaml_text import parse_yaml
 
 
 def test_defaults_are_the_nuscenes_grid_of_voxelnext():
@@ -71,6 +72,10 @@ def test_ints_are_taken_where_floats_are_meant():
         ),
         ({"voxelization": 3}, "group 'voxelization' must be a mapping, got 3"),
         (
+            {"voxelization.max_voxels": 9, "voxelization": 3},
+            "group 'voxelization' must be a mapping, got 3",
+        ),
+        (
             {"voxelization": {"point_cloud_range": [206e3, 0, -5, 206.1e3, 54, 3]}},
             "reaches 206100 m on x",
         ),
@@ -111,12 +116,38 @@ def test_yaml_is_read_plain_and_in_ros_form(tmp_path):
     assert LidarConfig.from_yaml(plain).voxelization.max_voxels == 9
 
 
-@pytest.mark.parametrize("text", ["a: [", "- 1\n- 2\n", "seeds: 3\n"])
-def test_a_bad_yaml_file_is_named(tmp_path, text):
+@pytest.mark.parametrize(
+    ("content", "sentence"),
+    [
+        (b"seed: 3\na: [", "is no YAML: .* in line 2, column 5"),
+        (b"seed: \xff3\n", "is no text in UTF-8: byte 6 is 0xff"),
+        (b"- 1\n- 2\n", r"must hold a mapping, got \[1, 2\]"),
+        (b"0\n", "must hold a mapping, got 0"),
+        (b"seeds: 3\n", "Did you mean 'seed'"),
+    ],
+)
+def test_a_bad_yaml_file_is_named_in_one_sentence(tmp_path, content, sentence):
     path = tmp_path / "bad.yaml"
-    path.write_text(text)
-    with pytest.raises(ConfigError, match=r"bad\.yaml"):
+    path.write_bytes(content)
+    with pytest.raises(ConfigError, match=rf"bad\.yaml.*{sentence}") as error:
         LidarConfig.from_yaml(path)
+    assert "\n" not in str(error.value)
+
+
+def test_a_parameter_file_that_is_absent_or_a_folder_is_named(tmp_path):
+    with pytest.raises(ConfigError, match=r"no\.yaml' does not exist"):
+        LidarConfig.from_yaml(tmp_path / "no.yaml")
+    with pytest.raises(ConfigError, match="cannot be read: Is a directory"):
+        LidarConfig.from_yaml(tmp_path)
+
+
+def test_numbers_with_an_exponent_are_read_as_ros_reads_them(tmp_path):
+    """YAML 1.1 takes a number for a text unless it has a point and a signed exponent."""
+    path = tmp_path / "p.yaml"
+    path.write_text("voxelization: {max_voxels: 1e3, voxel_size: [1e-1, 1.E-1, 2.5e-1]}\n")
+    voxelization = LidarConfig.from_yaml(path).voxelization
+    assert voxelization.max_voxels == 1000 and voxelization.voxel_size == (0.1, 0.1, 0.25)
+    assert parse_yaml("[1e, e3, 1e3m, '1e3', 12]") == ["1e", "e3", "1e3m", "1e3", 12]
 
 
 def test_every_parameter_has_a_sentence_and_a_default_of_its_kind():
