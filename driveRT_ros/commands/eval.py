@@ -345,6 +345,7 @@ def _detecting(
     pipeline = LidarPipeline(config, weights, config.device)
     past = config.densification_params.num_past_frames
     about |= {"device": str(pipeline.device), "num_past_frames": past}
+    about["forward_yaw_deg"] = config.input.forward_yaw_deg
     if pipeline.plan_note:
         console.print(pipeline.plan_note)
     return _Source(moments, total, Detector(pipeline), about)

@@ -84,16 +84,23 @@ def test_the_command_detects_in_a_bag_in_nuscenes_and_in_kitti(tmp_path: Path, c
     data.write(tmp_path / "nuscenes")
     write_frame(tmp_path / "kitti", label("Car", 0, 1.6, 10, 0.0))
     submission = tmp_path / "s.json"
-    for source, frames in (
-        (("--bag", bags / "clouds", "--run"), 3),
-        (("--nuscenes", tmp_path / "nuscenes", "--split", "all", "--submission", submission), 2),
-        (("--kitti", tmp_path / "kitti"), 1),
+    network = tiny_network(tmp_path)
+    network.write_text(network.read_text() + "input: {forward_yaw_deg: 45.0}\n")
+    for source, frames, ahead_deg in (
+        (("--bag", bags / "clouds", "--run"), 3, 45.0),
+        (
+            ("--nuscenes", tmp_path / "nuscenes", "--split", "all", "--submission", submission),
+            2,
+            90,
+        ),
+        (("--kitti", tmp_path / "kitti"), 1, 0.0),
     ):
         out = tmp_path / f"out{source[0]}"
-        options = ("--config", tiny_network(tmp_path), "--device", "cpu", "--worst", 0)
+        options = ("--config", network, "--device", "cpu", "--worst", 0)
         assert drivert("eval", *source, *options, "--out", out) == 0
         tree = json.loads((out / "report.json").read_text())
         assert tree["num_frames"] == frames and tree["about"]["weights"] == "untrained"
+        assert tree["about"]["forward_yaw_deg"] == ahead_deg, "of data sets it is known"
     assert list(json.loads(submission.read_text())["results"]) == ["sample0", "sample1"]
     assert "no NDS" in capsys.readouterr().out  # KITTI has no velocities
 
