@@ -214,10 +214,12 @@ def open_stages(config: LidarConfig, weights: VoxelNeXtWeights, gpu: Gpu, plan: 
     """Return what makes the features of every stage under a Plan."""
     import torch
 
+    from driveRT_ros.core.gpu.backbone import SparseBackbone
     from driveRT_ros.core.gpu.stage_rows import EngineStages
 
     torch.cuda.set_device(gpu.device)
-    return EngineStages(config, weights.to(gpu.device, torch.float32), gpu.device, plan)
+    tensors = weights.to(gpu.device, torch.float32)
+    return EngineStages(SparseBackbone(config, tensors, gpu.device, plan))
 
 
 def open_detector(

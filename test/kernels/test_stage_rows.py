@@ -12,6 +12,7 @@ import torch
 from driveRT_ros.bench.frames import Frame
 from driveRT_ros.core.config import LidarConfig
 from driveRT_ros.core.errors import InvalidFrame
+from driveRT_ros.core.gpu.backbone import SparseBackbone
 from driveRT_ros.core.gpu.stage_rows import EngineStages
 from driveRT_ros.core.plan import Plan, default_plan
 from driveRT_ros.core.qualify import compare_stages
@@ -32,7 +33,8 @@ def stages(backend, monkeypatch):
     def make(precision: str) -> EngineStages:
         capability = torch.cuda.get_device_capability(device)
         plan = default_plan(CONFIG.model.channels, capability, precision)
-        return EngineStages(CONFIG, engine.tensors_of(CONFIG, device), device, plan)
+        tensors = engine.tensors_of(CONFIG, device)
+        return EngineStages(SparseBackbone(CONFIG, tensors, device, plan))
 
     return make
 

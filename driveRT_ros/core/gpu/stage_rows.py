@@ -2,14 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-
 import torch
 
-from driveRT_ros.core.config import LidarConfig
 from driveRT_ros.core.gpu.backbone import SparseBackbone
 from driveRT_ros.core.gpu.domains import BEV_DILATED, BEV_UNION
-from driveRT_ros.core.plan import Plan
 from driveRT_ros.core.qualify import StageRows
 
 
@@ -20,21 +16,11 @@ class EngineStages:
     one.
 
     Args:
-        config: Grid, capacities and channels.
-        tensors: Folded weights on the device, float32.
-        device: CUDA device.
-        plan: Tactics and precision.
+        engine: Makes them.
     """
 
-    def __init__(
-        self,
-        config: LidarConfig,
-        tensors: Mapping[str, torch.Tensor],
-        device: torch.device,
-        plan: Plan,
-    ) -> None:
-        self._engine = SparseBackbone(config, tensors, device, plan)
-        graph = self._engine.graph
+    def __init__(self, engine: SparseBackbone) -> None:
+        self._engine, graph = engine, engine.graph
         self._stages = {
             f"level{number}": (level[-1].name, number - 1)
             for number, level in enumerate(graph.levels, start=1)

@@ -37,14 +37,8 @@ _ENGINES = 2
 class Engine:
     """A backbone under one Plan, its graphs, and the frame that it holds."""
 
-    def __init__(
-        self,
-        config: LidarConfig,
-        tensors: Mapping[str, torch.Tensor],
-        device: torch.device,
-        plan: Plan,
-    ) -> None:
-        self.backbone = SparseBackbone(config, tensors, device, plan)
+    def __init__(self, backbone: SparseBackbone) -> None:
+        self.backbone = backbone
         self._graphs: dict[str, torch.cuda.CUDAGraph] = {}
         self._loaded = ""
 
@@ -212,7 +206,8 @@ class GpuTuningDevice:
         if key not in self._engines:
             while len(self._engines) >= _ENGINES:
                 self._engines.popitem(last=False)
-            self._engines[key] = Engine(self._config, self._tensors, self._device, plan)
+            backbone = SparseBackbone(self._config, self._tensors, self._device, plan)
+            self._engines[key] = Engine(backbone)
         self._engines.move_to_end(key)
         return self._engines[key]
 
