@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import importlib.util
+import math
 import re
 import shutil
 import time
@@ -63,6 +64,24 @@ def require_ros() -> None:
             "ROS 2 is not available to this Python: source a ROS 2 install, or run 'make install' "
             "in the repository and use .venv/bin/drivert."
         )
+
+
+def whole_number(text: str) -> int:
+    """Return a number from 0 on that an option is given; argparse names the option."""
+    if not text.isdecimal():
+        raise argparse.ArgumentTypeError(f"takes a whole number from 0 on, got '{text}'")
+    return int(text)
+
+
+def amount(text: str) -> float:
+    """Return a finite number from 0 on that an option is given; argparse names the option."""
+    try:
+        value = float(text)
+    except ValueError:
+        value = math.nan
+    if not 0.0 <= value < math.inf:
+        raise argparse.ArgumentTypeError(f"takes a number from 0 on, got '{text}'")
+    return value
 
 
 def add_detector_arguments(parser: argparse.ArgumentParser) -> None:

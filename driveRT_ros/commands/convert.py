@@ -8,9 +8,10 @@ came: image_rect, image_raw, image_raw/compressed) with its calibration /CAM_X/c
 from __future__ import annotations
 
 import argparse
+import shutil
 from pathlib import Path
 
-from driveRT_ros.commands.common import console
+from driveRT_ros.commands.common import console, whole_number
 from driveRT_ros.commands.sources import add_source_arguments, write_source_bag
 from driveRT_ros.core.errors import ConfigError
 
@@ -28,7 +29,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the options of ``drivert convert``."""
     add_source_arguments(parser, bag=False, required=True)
     parser.add_argument("out", metavar="OUT", help="bag folder to write; it must not exist")
-    parser.add_argument("--frames", type=int, default=0, metavar="N", help="at most N frames")
+    parser.add_argument(
+        "--frames", type=whole_number, default=0, metavar="N", help="at most N frames"
+    )
 
 
 def execute(args: argparse.Namespace) -> int:
@@ -36,7 +39,12 @@ def execute(args: argparse.Namespace) -> int:
     out = Path(args.out)
     if out.exists():
         raise ConfigError(f"Bag '{out}' exists; name another folder.")
-    out.parent.mkdir(parents=True, exist_ok=True)
-    count = write_source_bag(args, out, args.frames)
+    try:
+        count = write_source_bag(args, out, args.frames)
+    except BaseException as error:
+        shutil.rmtree(out, ignore_errors=True)  # a part would pass for the whole drive
+        if isinstance(error, OSError):
+            raise ConfigError(f"Bag '{out}' cannot be written: {error}.") from None
+        raise
     console.print(f"Wrote {count} frames to {out}.")
     return 0

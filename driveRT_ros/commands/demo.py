@@ -33,12 +33,14 @@ from driveRT_ros.commands.common import (
     RECORDED,
     add_detector_arguments,
     add_output_arguments,
+    amount,
     console,
     detector_config,
     dropped_topic,
     follow_clouds,
     output_folder,
     require_ros,
+    whole_number,
     write_parameter_file,
 )
 from driveRT_ros.commands.sources import (
@@ -79,9 +81,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the options of ``drivert demo``."""
     add_source_arguments(parser, bag=True, required=False)
     parser.add_argument("--topic", default="", help="the point cloud topic, if a bag has several")
-    parser.add_argument("--frames", type=int, default=0, metavar="N", help="at most N clouds")
     parser.add_argument(
-        "--rate", type=float, default=1.0, help="1 is sensor rate, 0 as fast as the detector"
+        "--frames", type=whole_number, default=0, metavar="N", help="at most N clouds"
+    )
+    parser.add_argument(
+        "--rate", type=amount, default=1.0, help="1 is sensor rate, 0 as fast as the detector"
     )
     parser.add_argument(
         "--record-all", action="store_true", help="record every topic, inputs and grids too"

@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 import os
 
-from driveRT_ros.commands.common import dropped_topic, require_ros
+from driveRT_ros.commands.common import amount, dropped_topic, require_ros, whole_number
 from driveRT_ros.nodes.process_env import node_command, node_environment
 
 HELP = "play a bag over ROS 2 at sensor rate"
@@ -25,20 +25,22 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the options of ``drivert replay``."""
     parser.add_argument("bag", metavar="BAG", help="a rosbag2 folder or storage file")
     parser.add_argument(
-        "--rate", type=float, default=1.0, help="1 is sensor rate, 0 as fast as possible"
+        "--rate", type=amount, default=1.0, help="1 is sensor rate, 0 as fast as possible"
     )
     parser.add_argument("--loop", action="store_true", help="start again at the end")
     parser.add_argument(
-        "--start", type=float, default=0.0, metavar="S", help="skip the first S seconds"
+        "--start", type=amount, default=0.0, metavar="S", help="skip the first S seconds"
     )
-    parser.add_argument("--frames", type=int, default=0, metavar="N", help="stop after N clouds")
+    parser.add_argument(
+        "--frames", type=whole_number, default=0, metavar="N", help="stop after N clouds"
+    )
     parser.add_argument("--topics", nargs="+", default=[], metavar="TOPIC", help="play only these")
     parser.add_argument("--topic", default="", help="the point cloud to wait for, if several")
     parser.add_argument(
         "--lockstep", default="", metavar="TOPIC", help="never run ahead of the answers on TOPIC"
     )
     parser.add_argument(
-        "--wait", type=float, default=30.0, metavar="S", help="wait so long for a subscriber"
+        "--wait", type=amount, default=30.0, metavar="S", help="wait so long for a subscriber"
     )
 
 

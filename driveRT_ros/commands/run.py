@@ -18,6 +18,7 @@ from driveRT_ros.commands.common import (
     detector_config,
     output_folder,
     require_ros,
+    whole_number,
 )
 from driveRT_ros.commands.supervised import Offline, become, exit_code, refuse_bag_options
 from driveRT_ros.core.errors import ConfigError
@@ -48,7 +49,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--images", nargs="+", default=[], metavar="TOPIC", help="live image topics, with --camera"
     )
     parser.add_argument(
-        "--frames", type=int, default=0, metavar="N", help="at most N clouds, or N of each camera"
+        "--frames",
+        type=whole_number,
+        default=0,
+        metavar="N",
+        help="at most N clouds, or N of each camera",
     )
     parser.add_argument(
         "--record-all", action="store_true", help="record every output, grids and pictures too"

@@ -8,7 +8,7 @@ from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from driveRT_ros.commands.common import progress
+from driveRT_ros.commands.common import amount, progress, whole_number
 from driveRT_ros.core.config import NUSCENES_FORWARD_YAW_DEG
 from driveRT_ros.core.errors import ConfigError
 
@@ -48,10 +48,12 @@ def add_source_arguments(parser: argparse.ArgumentParser, *, bag: bool, required
         one.add_argument("--bag", metavar="PATH", help="a rosbag2 folder or storage file")
     one.add_argument("--nuscenes", metavar="ROOT", help="a nuScenes data set")
     one.add_argument("--kitti", metavar="ROOT", help="a KITTI object data set")
-    group.add_argument("--sim-seed", type=int, default=0, metavar="N", help="seed of the drive")
+    group.add_argument(
+        "--sim-seed", type=whole_number, default=0, metavar="N", help="seed of the drive"
+    )
     group.add_argument("--sim-config", metavar="YAML", help="parameter file of the simulator")
     group.add_argument(
-        "--duration", type=float, default=2.0, metavar="S", help="simulated seconds (default: 2)"
+        "--duration", type=amount, default=2.0, metavar="S", help="simulated seconds (default: 2)"
     )
     group.add_argument(
         "--cameras", action="store_true", help="simulate the images of six cameras, too"

@@ -15,11 +15,11 @@ from pathlib import Path, PurePosixPath
 from tempfile import TemporaryDirectory
 from typing import Any
 
-import yaml
 from rosbags.interfaces import MessageDefinition, MessageDefinitionFormat
 from rosbags.rosbag2 import Reader, ReaderError
 
 from driveRT_ros.core.errors import ConfigError
+from driveRT_ros.core.yaml_text import read_yaml
 from driveRT_ros.io.mcap_scan import McapScan
 
 if sys.version_info >= (3, 14):
@@ -102,6 +102,8 @@ def find_files(path: Path) -> BagFolder:
         if not _is_storage(path):
             raise ConfigError(f"'{path}' is not a bag: its name must end in .mcap or .db3.")
         return BagFolder([path])
+    if not path.is_dir():
+        raise ConfigError(f"'{path}' is no bag: it is neither a folder nor a file.")
     found = sorted(p for p in path.iterdir() if p.is_file() and _is_storage(p))
     metadata, problem = _metadata(path / "metadata.yaml")
     if metadata is None:
@@ -112,9 +114,24 @@ def find_files(path: Path) -> BagFolder:
         )
     else:
         folder = _listed_files(path, metadata)
+        known = {_plain_name(file.name) for file in folder.files}
+        unlisted = [file for file in found if _plain_name(file.name) not in known]
+        if not folder.files:
+            folder.files, folder.has_metadata = found, False
+        elif unlisted:
+            folder.warnings.append(
+                f"Bag '{path}' holds '{unlisted[0].name}', which its metadata.yaml does not list; "
+                "it is not read. 'ros2 bag reindex' lists all files."
+            )
     if not folder.files:
-        raise ConfigError(f"Bag '{path}' holds no .mcap or .db3 file.")
+        inside = sorted({p.parent for p in path.glob("*/*") if _is_storage(p)})
+        hint = f" Did you mean '{inside[0]}'?" if inside else ""
+        raise ConfigError(f"Bag '{path}' holds no .mcap or .db3 file.{hint}")
     return folder
+
+
+def _plain_name(name: str) -> str:
+    return name.removesuffix(".zstd").removesuffix(".zst")
 
 
 def _is_storage(path: Path) -> bool:
@@ -128,13 +145,14 @@ def _metadata(path: Path) -> tuple[dict[str, Any] | None, str]:
     if not path.exists():
         return None, "has no metadata.yaml"
     try:
-        tree = yaml.safe_load(path.read_text(encoding="utf-8"))["rosbag2_bagfile_information"]
+        tree = read_yaml(path, "File")["rosbag2_bagfile_information"]
         # touch what is used, so that a damaged file is found out here
         {t["topic_metadata"]["name"]: t["topic_metadata"]["type"] for t in _topics(tree)}
         list(tree["relative_file_paths"])
         return tree, ""
-    except (OSError, yaml.YAMLError, KeyError, TypeError, ValueError) as error:
-        return None, f"has a metadata.yaml that cannot be used ({type(error).__name__}: {error})"
+    except (ConfigError, KeyError, TypeError, ValueError, AttributeError) as error:
+        reason = str(error) if isinstance(error, ConfigError) else repr(error)
+        return None, f"has a metadata.yaml that cannot be used ({reason.rstrip('.')})"
 
 
 def _topics(metadata: dict[str, Any]) -> list[dict[str, Any]]:
@@ -149,7 +167,7 @@ def _listed_files(path: Path, metadata: dict[str, Any]) -> BagFolder:
     for listed in metadata["relative_file_paths"]:
         # older writers list 'bag/bag_0.mcap.zstd' from inside the folder 'bag'
         name = PurePosixPath(str(listed)).name
-        stem = name.removesuffix(".zstd").removesuffix(".zst")
+        stem = _plain_name(name)
         candidates = [path / n for n in (name, stem, stem + ".zstd", stem + ".zst")]
         existing = next((p for p in candidates if p.exists()), None)
         if existing is None:

@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from driveRT_ros.cli import COMMANDS, main
+from driveRT_ros.commands import convert
 from driveRT_ros.commands.common import detector_config, output_folder, write_parameter_file
 from driveRT_ros.core.config import LidarConfig
 from driveRT_ros.io.bag import BagReader, BagWriter
@@ -51,6 +52,21 @@ def test_only_commands_that_exist_are_offered(capsys) -> None:
 )
 def test_unknown_or_missing_arguments_exit_with_2(arguments: tuple[str, ...], capsys) -> None:
     assert "usage: drivert" in refused(capsys, *arguments)
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ("run", "--bag", "b", "--frames", "-1"),
+        ("replay", "b", "--rate", "-1"),
+        ("replay", "b", "--wait", "nan"),
+        ("demo", "--duration", "inf"),
+        ("convert", "--sim", "b", "--frames", "2.5"),
+    ],
+)
+def test_a_number_that_means_nothing_is_refused_with_its_option(arguments, capsys) -> None:
+    error = refused(capsys, *arguments)
+    assert f"argument {arguments[-2]}: takes a" in error and f"got '{arguments[-1]}'" in error
 
 
 @pytest.mark.parametrize("command", ["demo", "run"])
@@ -216,11 +232,28 @@ def test_a_nuscenes_keyframe_becomes_a_bag(tmp_path: Path, data_dir: Path, capsy
         assert reader.message_counts["/tf"] == 1
 
 
+def test_a_bag_that_cannot_be_written_is_one_sentence(tmp_path: Path, capsys) -> None:
+    (tmp_path / "file").write_text("")
+    words = ("convert", "--sim", tmp_path / "file" / "bag", "--duration", "0")
+    assert "cannot be written" in refused(capsys, *words)
+
+
+def test_a_conversion_that_is_interrupted_leaves_no_part_of_a_bag(tmp_path, monkeypatch) -> None:
+    def interrupted(_: object, path: Path, frames: int) -> int:
+        path.mkdir()
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(convert, "write_source_bag", interrupted)
+    assert main(["convert", "--sim", str(tmp_path / "bag")]) == 130
+    assert not (tmp_path / "bag").exists()
+
+
 @pytest.mark.parametrize("source", ["--nuscenes", "--kitti"])
 def test_a_folder_that_is_no_data_set_is_refused(source: str, tmp_path: Path, capsys) -> None:
     (tmp_path / "empty").mkdir()
     error = refused(capsys, "convert", source, tmp_path / "empty", tmp_path / "bag")
     assert str(tmp_path / "empty") in error
+    assert not (tmp_path / "bag").exists()
 
 
 def test_info_tells_what_this_machine_has(capsys) -> None:
