@@ -118,18 +118,19 @@ class FileFormat(Generic[W]):
         """
         header, tensors = read_safetensors(path, self.name, self.version)
         stored = stored_model(path, header, type(model))
-        try:
-            trained = bool(json.loads(header["trained"]))
-        except (KeyError, ValueError) as error:
-            raise CheckpointError(f"'{path}' has an unusable header: {error}.") from None
+        if header.get("trained") not in ("true", "false"):
+            raise CheckpointError(
+                f"'{path}' has an unusable header: its entry 'trained' is "
+                f"{header.get('trained')!r}, expected 'true' or 'false'; write it anew."
+            )
         wanted = dict(_flat(model.to_dict()))
         for name, value in _flat(stored.to_dict()):
             if value != wanted[name]:
                 raise CheckpointError(
                     f"'{path}' is for model.{name} = {value}, but the configuration asks for "
-                    f"{wanted[name]}."
+                    f"{wanted[name]}; set that parameter, or name other weights."
                 )
-        return tensors, trained
+        return tensors, header["trained"] == "true"
 
     def model(self, path: Path, kind: type[C]) -> C:
         """Return the model that a file is for.
@@ -158,7 +159,10 @@ def stored_model(path: Path, header: Mapping[str, str], kind: type[C]) -> C:
     try:
         return kind.from_dict(json.loads(header["model"]))
     except (KeyError, ValueError, ConfigError) as error:
-        raise CheckpointError(f"'{path}' has an unusable header: {error}.") from None
+        reason = "it is missing" if isinstance(error, KeyError) else str(error).rstrip(".")
+        raise CheckpointError(
+            f"'{path}' has an unusable header, in its entry 'model': {reason}; write it anew."
+        ) from None
 
 
 def _flat(tree: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import pickle
+import re
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
@@ -13,6 +14,7 @@ import torch
 
 from driveRT_ros.core.errors import CheckpointError
 
+_DTYPES = (torch.float32, torch.float64, torch.float16, torch.bfloat16)
 _LISTED = 8  # keys named in a message before it says how many more there are
 
 
@@ -29,23 +31,28 @@ def read_pickle(path: Path, entry: str) -> tuple[Mapping[str, torch.Tensor], Map
     Raises:
         CheckpointError: If the file cannot be opened safely or has no such entry of tensors.
     """
+    _check_file(path)
     try:
         content = torch.load(path, map_location="cpu", weights_only=True)
     except pickle.UnpicklingError as error:
-        first = str(error).splitlines()[0]
+        # torch's own advice is to open it all the same; of its text only the name is of use
+        named = re.search(r"GLOBAL (\S+)", str(error))
+        what = f"'{named[1]}', which is no tensor" if named else "more than tensors, if it is one"
         raise CheckpointError(
-            f"'{path}' holds more than tensors, so opening it could run code from it: {first} "
-            f"Load it where it was made and save only its '{entry}'."
+            f"Checkpoint '{path}' holds {what}, so opening it could run code from it. Load it "
+            f"where it was made and save only its '{entry}'."
         ) from None
     except Exception as error:  # bytes that are no pickle make the unpickler raise any kind
-        kind = type(error).__name__
+        reason = str(error).partition(". ")[0] or type(error).__name__
         raise CheckpointError(
-            f"'{path}' cannot be read as a checkpoint: {kind}: {error}."
+            f"'{path}' cannot be read as a checkpoint ({reason}); it may be cut off: copy it again."
         ) from None
     state = content.get(entry) if isinstance(content, Mapping) else None
     if not isinstance(state, Mapping):
-        found = listed(map(str, content)) if isinstance(content, Mapping) else type(content)
-        raise CheckpointError(f"'{path}' has no entry '{entry}'; it holds {found}.")
+        found = f"a {type(content).__name__}"
+        if isinstance(content, Mapping):
+            found = listed(map(str, content)) or "nothing"
+        raise CheckpointError(f"'{path}' has no entry '{entry}' of tensors; it holds {found}.")
     for key, value in state.items():
         if not isinstance(value, torch.Tensor):
             raise CheckpointError(f"'{key}' in '{path}' is {type(value).__name__}, not a tensor.")
@@ -72,11 +79,14 @@ def read_safetensors(
 
 def read_header(path: Path, kind: str, version: str) -> Mapping[str, str]:
     """Return the header of a file of ours; arguments and errors as :func:`read_safetensors`."""
+    _check_file(path)
     try:
         with safetensors.safe_open(str(path), framework="pt") as file:
             header = file.metadata() or {}
     except (OSError, safetensors.SafetensorError) as error:
-        raise CheckpointError(f"'{path}' cannot be read as safetensors: {error}.") from None
+        raise CheckpointError(
+            f"'{path}' cannot be read as safetensors ({error}); it may be cut off: copy it again."
+        ) from None
     found = (header.get("format"), header.get("version"))
     if found != (kind, version):
         raise CheckpointError(
@@ -84,6 +94,12 @@ def read_header(path: Path, kind: str, version: str) -> Mapping[str, str]:
             "save_weights."
         )
     return header
+
+
+def _check_file(path: Path) -> None:
+    if not path.is_file():
+        missing = "is a folder" if path.is_dir() else "does not exist"
+        raise CheckpointError(f"Checkpoint '{path}' {missing}; name a file of weights.")
 
 
 def compare_keys(path: Path, expected: set[str], found: set[str]) -> None:
@@ -107,8 +123,10 @@ def check_tensor(name: str, tensor: torch.Tensor, shape: tuple[int, ...], remark
         raise CheckpointError(
             f"'{name}' has shape {tuple(tensor.shape)}, expected {shape}{remark}."
         )
-    if not tensor.is_floating_point():
-        raise CheckpointError(f"'{name}' is {tensor.dtype}, expected floating point.")
+    if tensor.dtype not in _DTYPES:
+        raise CheckpointError(
+            f"'{name}' is {tensor.dtype}, expected floating point of 16, 32 or 64 bits."
+        )
     bad = int((~torch.isfinite(tensor)).sum())
     if bad:
         raise CheckpointError(f"'{name}' holds {bad} values that are NaN or infinite.")

@@ -185,7 +185,7 @@ def test_a_model_of_another_kind_is_refused_by_parameter(tmp_path):
 @pytest.mark.parametrize(
     ("content", "said"),
     [
-        ({"model": {}}, "no entry 'state_dict'; it holds 'model'"),
+        ({"model": {}}, "no entry 'state_dict' of tensors; it holds 'model'"),
         ([1, 2], "no entry 'state_dict'"),
         (b"not a pickle", "cannot be read as a checkpoint|holds more than tensors"),
     ],
