@@ -33,6 +33,9 @@ FIELD_ALIASES: dict[str, tuple[str, ...]] = {
 COORDINATE_LIMIT_M = 8192.0
 """From here on neighbouring float32 values are about 1 mm or more apart (2**13 * 2**-23)."""
 
+_EARTH_M = 5e7
+"""No map frame has larger coordinates; the equator is 4e7 m long."""
+
 _DEFAULTS = InputConfig()
 
 
@@ -123,7 +126,7 @@ def read_header(header: Any, config: InputConfig, tally: Tally) -> tuple[int, st
         if not config.default_frame_id:
             raise InvalidFrame(
                 f"The header has no frame_id (stamp {stamp_ns} ns); the publisher must set it, or "
-                "set the parameter default_frame_id.",
+                "set the parameter input.default_frame_id.",
                 "frame_id",
                 frame_id,
                 "the name of a frame",
@@ -248,9 +251,13 @@ def count_dropped(
         InvalidFrame: If most are beyond the limit.
     """
     if num_finite > 2 * num_small:
+        why = (
+            "the cloud is in a map frame. Transform it to the sensor frame, or subtract an origin."
+        )
+        if worst > _EARTH_M:
+            why = "no map reaches so far. Check is_bigendian, and offset and datatype of x, y, z."
         raise InvalidFrame(
-            f"Coordinates reach {worst:g} m, where float32 is too coarse for voxels: the cloud is "
-            "in a map frame. Transform it to the sensor frame, or subtract an origin.",
+            f"Coordinates reach {worst:g} m, where float32 is too coarse for voxels: {why}",
             "xyz",
             worst,
             f"below {COORDINATE_LIMIT_M:g} m",

@@ -252,6 +252,13 @@ def test_coordinates_of_a_map_are_refused_or_moved_to_an_origin():
     with pytest.raises(InvalidFrame, match="map frame") as error:
         decode(cloud)
     assert error.value.code == "coordinates_too_large"
+
+
+def test_coordinates_that_no_map_has_point_at_the_layout():
+    """A wrong byte order makes huge numbers; a map frame is not what to look for then."""
+    cloud = make_cloud({axis: (np.full(9, 1e9), "f4", 4 * k) for k, axis in enumerate("xyz")}, 12)
+    with pytest.raises(InvalidFrame, match="Check is_bigendian"):
+        decode(cloud)
     batch = decode(cloud, origin_xyz=origin)
     np.testing.assert_allclose(batch.xyz, XYZ, atol=1e-5)
 
@@ -373,14 +380,23 @@ WITH_HOLES = dict(BIG, x=np.where(np.arange(300_000) % 4, BIG["x"], np.nan).asty
     ],
     ids=["plain", "big_endian", "float64_misaligned", "organized_with_nan_time_and_ring"],
 )
-def test_three_hundred_thousand_points_decode_within_ten_milliseconds(
+def test_three_hundred_thousand_points_decode_in_the_time_of_four_plain_passes(
     columns, point_step, options, container
 ):
-    """In CPU time of the best run, because other work may run beside."""
+    """A pass finds and copies the finite rows of an array. Best of each, in turn, in CPU time: the
+    machine may be slow, or busy beside. A decoder that looks at one point at a time takes forty.
+    """
     cloud = make_cloud(columns, point_step, container=container, **options)
-    spent = []
-    for _ in range(30):
+    rows = np.stack([BIG[name] for name in ("x", "y", "z", "intensity")], axis=1)
+
+    def spent_s(work):
         start = time.thread_time()
-        decode(cloud)
-        spent.append(time.thread_time() - start)
-    assert min(spent) <= 0.010, f"{min(spent) * 1e3:.1f} ms"
+        work()
+        return time.thread_time() - start
+
+    pairs = [
+        (spent_s(lambda: decode(cloud)), spent_s(lambda: rows[np.isfinite(rows).all(axis=1)]))
+        for _ in range(20)
+    ]
+    best_s, pass_s = map(min, zip(*pairs))
+    assert best_s <= 4 * pass_s, f"{best_s * 1e3:.1f} ms, a pass {pass_s * 1e3:.1f} ms"
