@@ -298,11 +298,11 @@ def test_heat_everywhere_is_capped_before_suppression_and_stays_fast():
     config = small_config(score_thresholds=(0.0,))
     heads, bev = make_heads(config, torch.float32), bev_rows(180 * 180, torch.float32)
     heat = [torch.zeros(180 * 180, len(c)) for c in config.model.classes_per_head]
-    start = time.perf_counter()
+    start = time.process_time()
     proposals, dropped = heads.propose(bev, heat)
     found = heads.suppress(proposals)
-    elapsed = time.perf_counter() - start
+    spent_s = time.process_time() - start
     assert [len(p.boxes) for p in proposals] == [500] * 6
     assert dropped["over_top_k_candidates"] == 180 * 180 * 10 - 6 * 500
     assert 0 < len(found.boxes) <= 6 * 83
-    assert elapsed < 3.0  # about 0.1 s on two idle cores
+    assert spent_s < 20.0  # about 0.1 s; without a limit, hours

@@ -149,11 +149,13 @@ def test_the_time_model_never_gives_a_part_below_zero() -> None:
     assert alike.per_pair_ms == pytest.approx(0.007) and alike.predict(2000) == pytest.approx(14.0)
 
 
-def test_counting_thirty_thousand_voxels_takes_less_than_three_seconds_of_one_core() -> None:
+def test_counting_thirty_thousand_voxels_takes_no_longer_than_detecting_in_them() -> None:
     points = street(seed=0, rings=18, azimuths=900, sweeps=5)
     monitor = SparsityMonitor(LidarConfig())
     pipeline = LidarPipeline(LidarConfig(), None, "cpu")
     voxels = pipeline.ops.voxelize(points, LidarConfig().voxelization).coords_bzyx
     start_s = time.process_time()
     assert monitor.count(voxels).voxels_per_level[0] > 30_000
-    assert time.process_time() - start_s < 3.0
+    counted_s = time.process_time() - start_s
+    pipeline.process(points)
+    assert counted_s < time.process_time() - start_s - counted_s

@@ -258,11 +258,15 @@ def test_the_total_of_a_cloud_counts_what_was_done_for_it_before_its_turn(
     monkeypatch.setattr(cloud_input, "read_raw", slowly)
     items = [PosedCloud(message(k), pose(k)) for k in range(3)]
     _, other, _ = looking_ahead(pipeline, items)
+    beside_ms = []
     while items:
         stage_ms = dict(other.handle(items.pop(0), ()).stage_ms)
         total_ms = stage_ms.pop("total")
         assert stage_ms["decode"] >= 30.0
-        assert total_ms == pytest.approx(sum(stage_ms.values()), abs=15)
+        beside_ms.append(total_ms - sum(stage_ms.values()))
+    assert min(beside_ms) >= -1e-6  # nothing is left out,
+    # nor counted twice; any one of the two frames sent ahead may have to wait between two stages.
+    assert min(beside_ms[1:]) < 15.0
 
 
 def test_a_message_of_more_points_than_a_gpu_unpacks_is_decoded_on_the_host_in_its_own_turn(
