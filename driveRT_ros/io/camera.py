@@ -273,7 +273,7 @@ def _distortion(info: Any) -> Matrix:
                      "distortion_model", model, ", ".join(DISTORTION_MODELS),
                      "distortion_model")  # fmt: skip
     lengths = DISTORTION_MODELS.get(model, ())
-    if not np.isfinite(D).all() or (D.any() and len(D) not in lengths):
+    if not np.isfinite(D).all() or (is_distorted(D, model) and len(D) not in lengths):
         raise _fault(info, f"has unusable coefficients for '{model}'", "d", D.tolist(),
                      f"{' or '.join(map(str, lengths))} finite numbers, or none",
                      "distortion")  # fmt: skip

@@ -263,6 +263,7 @@ SKEWED[0, 1] = 2.0
         ({"d": PLUMB[:3]}, "distortion", "unusable coefficients"),
         ({"d": [np.nan] * 5}, "distortion", "unusable coefficients"),
         ({"distortion_model": "equidistant", "d": PLUMB}, "distortion", "unusable"),
+        ({"distortion_model": "equidistant", "d": [0.0] * 5}, "distortion", "4 finite numbers"),
         ({"distortion_model": "rational_polynomial", "d": PLUMB}, "distortion", "unusable"),
         ({"r": np.diag([1.0, 1, -1]).reshape(-1)}, "rectification", "no rotation"),
         ({"r": np.full(9, 0.5)}, "rectification", "no rotation"),
