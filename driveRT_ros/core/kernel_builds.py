@@ -11,6 +11,7 @@ import torch
 
 from driveRT_ros.core.config import LidarConfig
 from driveRT_ros.core.gpu.head_tactics import head_tactic
+from driveRT_ros.core.gpu.heads import unsupported
 from driveRT_ros.core.nvrtc import compile_cubin
 from driveRT_ros.core.plan import Plan, domain_layers
 from driveRT_ros.core.sparse_types import NUM_FEATURES
@@ -83,7 +84,7 @@ def engine_builds(
     """Return everything that the engine compiles; what is compiled slowest comes first.
 
     Args:
-        config: Channels of the model.
+        config: Channels, heads and grid of the model.
         plan: How each layer computes.
         capability: CUDA compute capability; no such GPU need be there.
     """
@@ -94,9 +95,9 @@ def engine_builds(
         convolution, *finish = layer_builds(precision, domain, tactic, layers[domain])
         convolutions.append(convolution)
         others += finish
-    heads = head_tactic(channels[-1], plan.tactics[LAST_DOMAIN].arithmetic, capability)
-    if heads is not None:
-        width = channels[-1]
+    width, arithmetic = channels[-1], plan.tactics[LAST_DOMAIN].arithmetic
+    heads = head_tactic(width, arithmetic, capability)
+    if heads is not None and not unsupported(config, arithmetic, capability):
         convolutions.append(KernelBuild.of(heads.kernel, heads.defines(width, width, 1)))
         others += [KernelBuild("select"), KernelBuild("nms")]
     others += [input_build(precision, channels[0]), merge_build(precision)]

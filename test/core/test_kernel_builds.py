@@ -37,11 +37,15 @@ CONFIG = {
 
 
 @pytest.mark.parametrize(
-    ("precision", "capability"),
-    [("fp32", (9, 0)), ("fp32", (7, 5)), ("fp32x3", (8, 0)), ("tf32", (9, 0)), ("fp16", (9, 0))],
+    ("precision", "capability", "top_k"),
+    [
+        *(("fp32", (9, 0), 500), ("fp32", (7, 5), 500), ("fp32x3", (8, 0), 500)),
+        *(("tf32", (9, 0), 500), ("fp16", (9, 0), 500)),
+        ("fp16", (9, 0), 600),  # more than the heads of the engine hold: the reference goes on
+    ],
 )
 def test_all_that_the_engine_compiles_is_known_before(
-    precision: str, capability: tuple[int, int], monkeypatch: pytest.MonkeyPatch
+    precision: str, capability: tuple[int, int], top_k: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     asked = set()
 
@@ -53,7 +57,8 @@ def test_all_that_the_engine_compiles_is_known_before(
     engine.put_on_the_shim(monkeypatch, capability)
     for module in (backbone, frame_maps, heads):
         monkeypatch.setattr(module, "Kernel", Kernel)
-    config = LidarConfig.from_dict({**CONFIG, "precision": precision})
+    changes = {"precision": precision, "post_process_params.top_k": top_k}
+    config = LidarConfig.from_dict({**CONFIG, **changes})
     plain = LidarPipeline(LidarConfig.from_dict(CONFIG), None, "cpu")
     front, plan, _ = make_engine(
         config, plain.weights, plain._tensors, plain.device, plain._front_end
