@@ -17,12 +17,12 @@ from vision_msgs.msg import Detection3DArray
 from driveRT_ros.core.errors import ConfigError, DriveRTError
 from driveRT_ros.nodes import qos
 from driveRT_ros.nodes.base import ManagedNode
+from driveRT_ros.nodes.handshake import Handshake
 from driveRT_ros.nodes.pacing import Pacer
 from driveRT_ros.nodes.probe_config import ProbeConfig, Tally, load_clouds, stamped, write_result
 from driveRT_ros.nodes.progress import Progress
 from driveRT_ros.nodes.raw import header_stamp_ns
 
-_PERCENTILES_S = 0.5  # the node sends them after the detections that they are about
 _NO_ANSWER = 5  # first clouds without answer after which the node is given up
 
 
@@ -51,7 +51,7 @@ class ProbeNode(ManagedNode):
         self._cancelled = threading.Event()
         self._news = threading.Condition()
         self._tally = Tally()
-        self._percentiles = b""
+        self._percentiles, self._open_percentiles = b"", 0  # one message after each answer
         self._thread: threading.Thread | None = None
 
     def do_configure(self) -> None:
@@ -90,11 +90,10 @@ class ProbeNode(ManagedNode):
             self._thread.join()
         return True
 
-    # ---- what arrives, in the main thread -------------------------------------------------------
-
     def _answered(self, raw: bytes) -> None:
         now_ns = time.monotonic_ns()
         with self._news:
+            self._open_percentiles += 1
             self._tally.answered_ns.setdefault(header_stamp_ns(raw), now_ns)
             self._news.notify_all()
 
@@ -104,12 +103,12 @@ class ProbeNode(ManagedNode):
             self._news.notify_all()
 
     def _heard_percentiles(self, raw: bytes) -> None:
-        self._percentiles = raw
+        with self._news:
+            self._percentiles, self._open_percentiles = raw, self._open_percentiles - 1
+            self._news.notify_all()
 
     def _check_end(self) -> None:
         self.finished = self._thread is not None and not self._thread.is_alive()
-
-    # ---- what goes out, in a thread -------------------------------------------------------------
 
     def _work(self) -> None:
         try:
@@ -118,7 +117,6 @@ class ProbeNode(ManagedNode):
             with Progress(self.config.clouds, self.get_logger().info) as progress:
                 self._send_all(progress)
             self._settle()
-            self._cancelled.wait(_PERCENTILES_S)
             if not self._cancelled.is_set():
                 write_result(self._result(), self.config.output_path)
         except (DriveRTError, OSError) as error:
@@ -137,7 +135,7 @@ class ProbeNode(ManagedNode):
                 )
             if self._cancelled.wait(0.05):
                 return
-        self._cancelled.wait(qos.MATCH_S)
+        Handshake(self).wait([self._output.topic_name], self._cancelled)
 
     def _warm_up(self) -> None:
         answered = missed = 0
@@ -181,10 +179,11 @@ class ProbeNode(ManagedNode):
         return stamp_ns
 
     def _settle(self) -> None:
-        """Wait until every cloud is accounted for, or nothing has come for a while."""
+        """Wait until every cloud is accounted for and counted, or nothing has come for a while."""
         with self._news:
-            while self._tally.open and not self._cancelled.is_set():
-                if not self._news.wait(self.config.settle_s):
+            # The node sends percentiles after the detections that they are about.
+            while self._tally.open or self._open_percentiles > 0:
+                if self._cancelled.is_set() or not self._news.wait(self.config.settle_s):
                     return
 
     def _result(self) -> dict[str, Any]:
