@@ -261,6 +261,25 @@ def test_no_more_than_two_engines_are_kept(device):
     assert len(device._engines) == 2
 
 
+def test_a_frame_that_did_not_fit_is_not_timed_in_place_of_the_one_before(device):
+    """Graphs replay what is in the buffers: after such a frame, that is neither of the two."""
+    small, large = frame(80), frame(4000)
+    made = device._engine(DEFAULT)
+
+    def voxels():
+        return int(made.backbone.maps.levels[0].counts[1])
+
+    made.load(small)
+    count = voxels()
+    with pytest.raises(InvalidFrame):
+        made.load(large)
+    made.load(small)
+    assert voxels() == count
+    assert device.overflow(frame(150)) == {} and voxels() != count
+    made.load(small)
+    assert voxels() == count
+
+
 def test_compiling_ahead_keeps_quiet_about_what_does_not_compile(device, monkeypatch, tmp_path):
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     device.prepare("subm2", [CUDA_CORES, dataclasses.replace(CUDA_CORES, thread_rows=3)])

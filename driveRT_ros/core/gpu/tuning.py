@@ -50,8 +50,15 @@ class Engine:
         """
         if self._loaded == frame.name:
             return
+        self._loaded = ""  # where it does not fit, part of it is in the buffers
         self.backbone.compute(frame.points, f"Frame '{frame.name}'")
         self._loaded = frame.name
+
+    def overflow(self, frame: Frame) -> dict[str, tuple[int, int]]:
+        """Return what of a frame does not fit, with what fits; nothing is loaded then."""
+        self._loaded = ""
+        self.backbone.enqueue(frame.points)
+        return self.backbone.maps.overflow()
 
     def stage(self, domain: str) -> torch.cuda.CUDAGraph:
         """Return the launches of one domain, the reset of its tile counters included."""
@@ -179,9 +186,7 @@ class GpuTuningDevice:
 
     def overflow(self, frame: Frame) -> dict[str, tuple[int, int]]:
         """Return what of a frame does not fit under the default Plan: such a frame cannot time."""
-        backbone = self._engine(self._default).backbone
-        backbone.enqueue(frame.points)
-        return backbone.maps.overflow()
+        return self._engine(self._default).overflow(frame)
 
     def lost_after(self, fault: Exception) -> Exception | None:
         """Return the error of a device that no longer works after a fault, None where it does."""
