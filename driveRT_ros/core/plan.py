@@ -99,7 +99,7 @@ class Plan:
             PlanMismatch: If it was written for other kernels.
         """
         try:
-            values: dict[str, Any] = json.loads(text)
+            values = _entries(json.loads(text))
             version = values.pop("version")
             if version != PLAN_VERSION:
                 raise PlanMismatch(
@@ -112,17 +112,19 @@ class Plan:
             qualified = {name: Verdict.from_json(verdict) for name, verdict in judged}
             plan = Plan(tactics=tactics, pools=pools, qualified=qualified, **values)
         except (ValueError, KeyError, TypeError, AttributeError) as error:
-            raise ConfigError(f"This is no Plan: {error}.") from None
+            reason = f"it lacks the entry {error}" if isinstance(error, KeyError) else error
+            raise ConfigError(f"This is no Plan: {reason}.") from None
         check_precision(plan.precision)
         return plan
 
     @staticmethod
     def load(path: str | Path) -> Plan:
         """Read a Plan from a file; see :meth:`from_json`."""
+        text = _text_of(path)
         try:
-            return Plan.from_json(Path(path).read_text(encoding="utf-8"))
-        except (OSError, UnicodeDecodeError) as error:
-            raise ConfigError(f"Plan '{path}' cannot be read: {error}.") from None
+            return Plan.from_json(text)
+        except (ConfigError, PlanMismatch) as error:
+            raise type(error)(f"Plan '{path}' cannot be used. {error}") from None
 
     def save(self, path: str | Path) -> None:
         """Write the Plan to a file; readers see the old file or the new one, never a part.
@@ -170,7 +172,7 @@ class Plan:
             return default, ""
         note, verdict = "", None
         try:
-            plan = Plan.load(path)
+            plan = Plan.from_json(_text_of(path))
             verdict = plan.qualified.get(precision)
             plan.check_device(gpu, weights_sha256)
             if plan.precision != precision:
@@ -234,6 +236,36 @@ def needs_no_plan(path: str | Path, where: str) -> str:
         f"Plan '{path}' is not used: {where} runs the reference, which needs none; leave "
         "'plan_path' empty or set 'device' to a CUDA device."
     )
+
+
+_ENTRIES = {
+    "version": int, "precision": str, "tactics": dict, "gpu": str, "weights_sha256": str,
+    "measured": dict, "pools": dict, "qualified": dict,
+}  # fmt: skip
+
+
+def _entries(values: Any) -> dict[str, Any]:
+    """Return what a JSON text holds, whose entries have their types."""
+    if not isinstance(values, dict):
+        raise ValueError(f"it holds {values!r:.60}, 'drivert tune' writes an object")
+    for name, value in values.items() if values.get("version") == PLAN_VERSION else ():
+        kind = _ENTRIES.get(name)
+        if kind is None:
+            raise ValueError(f"nothing expects its entry '{name}'")
+        if not isinstance(value, kind):
+            raise ValueError(
+                f"its entry '{name}' must be of type {kind.__name__}, got {value!r:.60}"
+            )
+    return values
+
+
+def _text_of(path: str | Path) -> str:
+    try:
+        return Path(path).read_text(encoding="utf-8")
+    except OSError as error:
+        raise ConfigError(f"Plan '{path}' cannot be read: {error.strerror}.") from None
+    except UnicodeDecodeError as error:
+        raise ConfigError(f"Plan '{path}' cannot be read: it is no text ({error}).") from None
 
 
 def check_precision(precision: str) -> None:

@@ -112,6 +112,13 @@ def test_a_file_that_is_no_plan_is_refused(tmp_path):
     for text in texts:
         with pytest.raises(ConfigError, match="no Plan"):
             Plan.from_json(text)
+    with pytest.raises(ConfigError, match="'weights_sha256' must be of type str, got 3"):
+        Plan.from_json(json.dumps({**good, "weights_sha256": 3}))
+    with pytest.raises(ConfigError, match="it lacks the entry 'tactics'"):
+        Plan.from_json('{"version": 2}')
+    (tmp_path / "bad.json").write_text("null")
+    with pytest.raises(ConfigError, match=r"bad\.json' cannot be used. This is no Plan: .* None"):
+        Plan.load(tmp_path / "bad.json")
     with pytest.raises(ConfigError, match="Precision must be one of"):
         Plan.from_json(json.dumps({**good, "precision": "int8"}))
     with pytest.raises(ConfigError, match=r"missing\.json"):
