@@ -134,7 +134,8 @@ class Kernel:
             ctypes.byref(limit), _DEVICE_SHARED_OPTIN, self.device
         )
         _check(code, "asking for the shared memory of the device")
-        needed = self.shared_bytes + self._attribute(_ATTRIBUTE_STATIC_SHARED)
+        static = self._attribute(_ATTRIBUTE_STATIC_SHARED)
+        needed = self.shared_bytes + static
         if self.shared_bytes < 0 or needed > limit.value:
             raise ConfigError(
                 f"The kernel '{self.name}' needs {needed} bytes of shared memory a block, the GPU "
@@ -142,7 +143,8 @@ class Kernel:
             )
         if needed > _LEAST_DYNAMIC:  # the limit counts static shared memory too
             # The function may be that of a kernel before, whose launches need more.
-            most = max(self.shared_bytes, self._attribute(_ATTRIBUTE_MAX_DYNAMIC))
+            allowed = min(self._attribute(_ATTRIBUTE_MAX_DYNAMIC), limit.value - static)
+            most = max(self.shared_bytes, allowed)
             code = _driver().cuFuncSetAttribute(self.function, _ATTRIBUTE_MAX_DYNAMIC, most)
             _check(code, f"allowing '{self.name}' {self.shared_bytes} bytes of shared memory")
 

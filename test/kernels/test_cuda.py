@@ -330,6 +330,7 @@ class StrictDriver(Driver):
     def __init__(self):
         super().__init__()
         self.stack, self.most, self.loaded = [], 49152, 0
+        self.static, self.limit = 1024, 200 * 1024
 
     def cuCtxPushCurrent_v2(self, context):  # noqa: N802
         self.stack.append(context.value)
@@ -355,8 +356,7 @@ class StrictDriver(Driver):
         return self._in_context()
 
     def cuFuncGetAttribute(self, value, attribute, function):  # noqa: N802
-        static = 1024
-        value._obj.value = {0: 512, 1: static, 8: self.most}[attribute]
+        value._obj.value = {0: 512, 1: self.static, 8: self.most}[attribute]
         return self._in_context()
 
     def cuFuncSetAttribute(self, function, attribute, value):  # noqa: N802
@@ -368,7 +368,7 @@ class StrictDriver(Driver):
         return self._in_context() or 1
 
     def cuDeviceGetAttribute(self, value, attribute, device):  # noqa: N802
-        value._obj.value = 200 * 1024
+        value._obj.value = self.limit
         return 0
 
     def cuDriverGetVersion(self, version):  # noqa: N802
@@ -401,6 +401,13 @@ def test_a_kernel_takes_no_shared_memory_from_one_before_it(strict_driver):
     for shared_kib in (100, 60):
         cuda.Kernel("scale", "scale", shared_bytes=shared_kib * 1024, device=1)
     assert strict_driver.most == 100 * 1024
+
+
+def test_a_kernel_asks_for_no_more_shared_memory_than_a_block_can_have(strict_driver):
+    """What the driver allows by itself leaves out the static part, which counts here, too."""
+    strict_driver.static, strict_driver.limit = 20 * 1024, 64 * 1024
+    cuda.Kernel("scale", "scale", shared_bytes=40 * 1024, device=1)
+    assert 40 * 1024 <= strict_driver.most <= 44 * 1024
 
 
 def test_a_kernel_is_looked_up_once_for_a_device(strict_driver):
