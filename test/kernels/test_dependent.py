@@ -7,8 +7,9 @@ import torch
 
 from driveRT_ros.core import cuda
 from driveRT_ros.core.paths import share_path
+from test.support.kernel_folder import kernel_folder
 
-COMMON = (share_path("kernels") / "common.cuh").read_bytes()
+COMMON = (share_path("kernels") / "common.cuh").read_text()
 CHAIN = """
 #include "common.cuh"
 // Takes its time, so that a successor that did not wait would read too early.
@@ -25,13 +26,7 @@ extern "C" __global__ void step(const int* from, int* to, int n) {
 
 @pytest.fixture
 def sources(tmp_path, monkeypatch):
-    """A folder of kernels and a cache of their own."""
-    folder = tmp_path / "share" / "kernels"
-    folder.mkdir(parents=True)
-    (folder / "common.cuh").write_bytes(COMMON)
-    monkeypatch.setenv("DRIVERT_SHARE", str(tmp_path / "share"))
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
-    return folder
+    return kernel_folder(tmp_path, monkeypatch, {"common.cuh": COMMON})
 
 
 ENGINE = {
