@@ -13,6 +13,7 @@ from __future__ import annotations
 import math
 
 import numpy as np
+import numpy.typing as npt
 import torch
 
 from driveRT_ros.core.errors import InvalidFrame
@@ -84,6 +85,23 @@ def yaw_to_quat_xyzw(yaw_ccw: torch.Tensor) -> torch.Tensor:
     """
     zero = torch.zeros_like(yaw_ccw)
     return torch.stack((zero, zero, torch.sin(yaw_ccw / 2), torch.cos(yaw_ccw / 2)), dim=-1)
+
+
+def quats_of_yaws(yaw_ccw: npt.NDArray[np.float64]) -> npt.NDArray[np.float64]:
+    """Return what :func:`yaw_to_quat_xyzw` returns, bit for bit, with two operations of torch.
+
+    For the path of a frame, where each operation costs some 20 microseconds more than its work: its
+    code has left the caches while the host waited for the device.
+
+    Args:
+        yaw_ccw: (N,) radians.
+
+    Returns:
+        (N, 4) x, y, z, w.
+    """
+    half, quats = torch.from_numpy(yaw_ccw / 2), np.zeros((len(yaw_ccw), 4))
+    quats[:, 2], quats[:, 3] = torch.sin(half).numpy(), torch.cos(half).numpy()
+    return quats
 
 
 def quat_xyzw_to_yaw(quat_xyzw: torch.Tensor) -> torch.Tensor:

@@ -12,9 +12,8 @@ import zlib
 from typing import Any
 
 import numpy as np
-import torch
 
-from driveRT_ros.core.boxes import yaw_to_quat_xyzw
+from driveRT_ros.core.boxes import YAW, quats_of_yaws
 from driveRT_ros.core.frame import Detections
 from driveRT_ros.io.messages import NS
 
@@ -73,8 +72,7 @@ def detections_cdr(det: Detections, stamp_ns: int, frame_id: str) -> bytes:
     numbers = np.zeros((count, _NUMBERS), "<f8")
     numbers[:, 0] = det.scores.numpy()
     numbers[:, 1:4] = numbers[:, 44:47] = boxes[:, :3]
-    quats = yaw_to_quat_xyzw(torch.from_numpy(boxes[:, 6].astype(np.float64)))
-    numbers[:, 4:8] = numbers[:, 47:51] = quats.numpy()
+    numbers[:, 4:8] = numbers[:, 47:51] = quats_of_yaws(boxes[:, YAW].astype(np.float64))
     numbers[:, 51:54] = boxes[:, 3:6]
     rows = memoryview(numbers.tobytes())
     tails = [_NO_ID] * count

@@ -8,7 +8,7 @@ from __future__ import annotations
 import os
 import zlib
 from collections import Counter
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
@@ -28,7 +28,7 @@ from driveRT_ros.nodes.camera_book import CameraBook, SetFaults
 from driveRT_ros.nodes.image_set import ImageSet
 from driveRT_ros.nodes.markers import detection_markers
 from driveRT_ros.nodes.raw import message_class
-from driveRT_ros.nodes.result import FINGERPRINT, FrameResult, Stopwatch
+from driveRT_ros.nodes.result import FINGERPRINT, FrameResult, Messages, Stopwatch
 
 BOXES = {
     "detections": "vision_msgs/msg/Detection3DArray",
@@ -177,7 +177,7 @@ class CameraHandler:
         found: Detections,
         frames: Sequence[CameraFrame],
         wanted: Collection[str],
-    ) -> dict[str, Any]:
+    ) -> Mapping[str, Any]:
         stamp_ns, frame_id, header, bev = item.stamp_ns, item.frame_id, item.header, found.bev
         assert bev is not None  # the camera pipeline always gives layers
         encoders: dict[str, Callable[[], Any]] = {
@@ -192,4 +192,4 @@ class CameraHandler:
                 header, render_camera_map(found, frames, self.config)
             ),
         }
-        return {name: make() for name, make in encoders.items() if name in wanted}
+        return Messages({name: make for name, make in encoders.items() if name in wanted})

@@ -6,7 +6,7 @@ It knows neither nodes nor topics: a cloud and its pose go in, messages come out
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -29,7 +29,7 @@ from driveRT_ros.nodes.lidar_result import lidar_result
 from driveRT_ros.nodes.markers import detection_markers
 from driveRT_ros.nodes.mounting import mounting_fault
 from driveRT_ros.nodes.raw import message_class
-from driveRT_ros.nodes.result import FINGERPRINT, FrameResult, Stopwatch
+from driveRT_ros.nodes.result import FINGERPRINT, FrameResult, Messages, Stopwatch
 
 OUTPUTS = {
     "detections": "vision_msgs/msg/Detection3DArray",
@@ -170,25 +170,25 @@ class LidarHandler:
         points: torch.Tensor,
         wanted: Collection[str],
         T_ego_lidar: np.ndarray | None,
-    ) -> dict[str, Any]:
+    ) -> Mapping[str, Any]:
         stamp_ns, frame_id = cloud.stamp_ns, cloud.frame_id
-        header = make_header(stamp_ns, frame_id, message_class)
+        header = functools.cache(lambda: make_header(stamp_ns, frame_id, message_class))
         encoders: dict[str, Callable[[], Any]] = {
             "detections": lambda: detections_cdr(found, stamp_ns, frame_id),
             "objects": lambda: encode_objects(found, stamp_ns, frame_id, message_class),
-            "markers": lambda: detection_markers(header, found),
+            "markers": lambda: detection_markers(header(), found),
             "occupancy_grid": lambda: grids.occupancy_grid(
-                header, _bev(found), occupancy(_bev(found), self.config)
+                header(), _bev(found), occupancy(_bev(found), self.config)
             ),
-            "grid_map": lambda: grids.grid_map(header, _bev(found)),
+            "grid_map": lambda: grids.grid_map(header(), _bev(found)),
             "bev_image": lambda: grids.rgb_image(
-                header,
+                header(),
                 render_bev_map(
                     points, T_ego_lidar=T_ego_lidar, detections=found, config=self.config
                 ),
             ),
         }
-        return {name: encoders[name]() for name in OUTPUTS if name in wanted}
+        return Messages({name: encoders[name] for name in OUTPUTS if name in wanted})
 
 
 def _bev(found: Detections) -> Any:

@@ -15,7 +15,7 @@ def lidar_result(
     msg: Any,
     cloud: PointBatch | CloudSummary,
     found: Detections,
-    messages: dict[str, Any],
+    messages: Mapping[str, Any],
     stage_ms: dict[str, float],
     faults: Mapping[str, str] | None = None,
 ) -> FrameResult:

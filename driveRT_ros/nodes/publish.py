@@ -70,10 +70,26 @@ class Outputs:
         return frozenset(n for n, p in outputs.items() if p.get_subscription_count() > 0)
 
     def publish(self, result: FrameResult) -> None:
-        """Publish the messages of one frame, and complete its ``publish`` and ``total`` times."""
+        """Make and publish the messages of one frame, and complete ``publish`` and ``total`` times.
+
+        Each goes out before the next one is made: detections wait for no picture. One that cannot
+        be made when others are out is a fault beside them.
+
+        Raises:
+            Exception: Where the first cannot be made, whatever it is.
+        """
         start_s = time.perf_counter()
-        for name, msg in result.messages.items():
-            self._results[name].publish(msg)
+        for number, name in enumerate(result.messages):
+            try:
+                msg = result.messages[name]
+            except Exception as error:
+                if number == 0:
+                    raise
+                result.faults[f"output {name}"] = (
+                    f"Output '{name}' is left out, {type(error).__name__}: {error}"
+                )
+            else:
+                self._results[name].publish(msg)
         spent_ms = (time.perf_counter() - start_s) * 1e3
         result.stage_ms["publish"] += spent_ms
         result.stage_ms["total"] += spent_ms

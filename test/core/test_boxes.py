@@ -53,6 +53,15 @@ def test_quaternion_and_yaw_are_inverse_over_the_whole_circle():
     close(bx.quat_xyzw_to_yaw(-3.0 * quat), yaw)  # sign and length do not matter
 
 
+@pytest.mark.parametrize("count", [0, 1, 7, 119, 1000])
+def test_quaternions_of_arrays_are_those_of_tensors_to_the_last_bit(count):
+    yaw = 3.2 * torch.randn(count, 9, generator=torch.Generator().manual_seed(count))[:, 6]
+    yaw[:4] = torch.tensor([math.nan, -0.0, math.inf, 1e-45])[:count]
+    expected = bx.yaw_to_quat_xyzw(yaw.double()).numpy()
+    found = bx.quats_of_yaws(yaw.numpy().astype(np.float64))
+    assert found.shape == (count, 4) and found.tobytes() == expected.tobytes()
+
+
 def test_yaw_of_a_tilted_rotation_is_the_heading_of_its_x_axis():
     # 90 degrees about z after 30 degrees about y: x points up and along +y.
     half = math.radians(30) / 2
