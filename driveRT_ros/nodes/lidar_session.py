@@ -9,11 +9,14 @@ import numpy as np
 from sensor_msgs.msg import PointCloud2
 
 from driveRT_ros.core.config import LidarConfig
+from driveRT_ros.core.errors import InvalidFrame
+from driveRT_ros.io.cdr_cloud import SerializedCloud, read_cloud
 from driveRT_ros.nodes.base import ManagedNode
 from driveRT_ros.nodes.gate import CloudGate, GateActions
 from driveRT_ros.nodes.handler import OUTPUTS, LidarHandler, PosedCloud
-from driveRT_ros.nodes.health import Health
+from driveRT_ros.nodes.health import WARN, Health
 from driveRT_ros.nodes.publish import Outputs
+from driveRT_ros.nodes.raw import message_class
 from driveRT_ros.nodes.session import Session
 
 INPUT = "~/input/pointcloud"
@@ -42,14 +45,14 @@ class LidarSession(Session):
         )
         self._grid_files = handler.grid_files
         handler.look_ahead(self._mailbox.claim)
-        self.topic = self.listen(PointCloud2, INPUT, self.cloud, "cloud")
+        self.topic = self.listen(PointCloud2, INPUT, self._serialized, "cloud", raw=True)
 
     def make_gate(self, config: LidarConfig) -> Any:
         """Return the gate of clouds."""
         actions = GateActions(self._posed, self.drop, self.refuse, self.time_jumped)
         return CloudGate(config, actions)
 
-    def cloud(self, msg: PointCloud2) -> None:
+    def cloud(self, msg: PointCloud2 | SerializedCloud) -> None:
         """Take a cloud."""
         self._health.received()
         self._gate.cloud(msg, time.monotonic())
@@ -69,6 +72,18 @@ class LidarSession(Session):
                 "frame has no file in diagnostics.nanovdb_dir."
             )
         return ended
+
+    def _serialized(self, raw: bytes) -> None:
+        """Take a cloud as it arrives; what is none has no header by which it could be announced."""
+        try:
+            msg = read_cloud(raw, message_class)
+        except InvalidFrame as error:
+            self._health.received()
+            self._health.dropped(error.code)
+            sentence = f"A cloud is dropped: {error}"
+            self._health.fault(f"invalid {error.code}", WARN, sentence, time.monotonic())
+        else:
+            self.cloud(msg)
 
     def _posed(
         self,

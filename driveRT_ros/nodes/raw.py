@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import importlib
 import struct
 from typing import Any
@@ -12,6 +13,7 @@ from driveRT_ros.core.errors import ConfigError, InvalidFrame
 from driveRT_ros.io.typestore import deserialize, serialize
 
 
+@functools.cache  # asked for once a part of a message
 def message_class(type_name: str) -> Any:
     """Return the Python class of ``sensor_msgs/msg/PointCloud2`` and the like.
 

@@ -75,8 +75,8 @@ class Session:
         """Return the :class:`~driveRT_ros.nodes.gate.Gate` of this kind of data."""
         raise NotImplementedError
 
-    def listen(self, kind: Any, topic: str, callback: Any, noun: str) -> str:
-        """Subscribe to a sensor topic and watch it; return its resolved name."""
+    def listen(self, kind: Any, topic: str, take: Any, noun: str, *, raw: bool = False) -> str:
+        """Subscribe to a sensor topic, ``raw`` to its serialized bytes; return its full name."""
         settings = self._config.input
         profile = qos.sensor_data(settings.queue_depth, settings.reliability)
         resolved: str = self._node.resolve_topic_name(topic)
@@ -84,13 +84,13 @@ class Session:
 
         def heard(msg: Any) -> None:
             watch.heard(time.monotonic())
-            callback(msg)
+            take(msg)
             self._watch_parked()
 
         self._watches.append(watch)
         self._subscriptions.append(
             self._node.create_subscription(
-                kind, topic, heard, profile, event_callbacks=watch.events
+                kind, topic, heard, profile, event_callbacks=watch.events, raw=raw
             )
         )
         return resolved

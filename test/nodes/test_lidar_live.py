@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 from diagnostic_msgs.msg import DiagnosticArray, DiagnosticStatus
 from nav_msgs.msg import OccupancyGrid
+from rclpy.serialization import serialize_message
 from sensor_msgs.msg import Image, PointCloud2
 from std_msgs.msg import Float64, Header, UInt32MultiArray
 from vision_msgs.msg import Detection3DArray
@@ -89,6 +90,15 @@ def test_garbage_cloud_is_dropped_and_reported_and_the_next_one_works(live: Live
     status = wait_for_status(live.client, "A cloud is dropped")
     assert status.level == DiagnosticStatus.WARN
     assert any(key.startswith("dropped.") for key in values(status))
+    assert len(live.ask(make_cloud(live.next_stamp_ns())).detections) > 0
+
+
+def test_bytes_that_are_no_cloud_are_dropped_and_reported_and_the_next_cloud_works(
+    live: Live,
+) -> None:
+    live.send(serialize_message(make_cloud(live.next_stamp_ns()))[:60])
+    status = wait_for_status(live.client, "A serialized cloud ends before")
+    assert (status.level, values(status)["dropped.raw"]) == (DiagnosticStatus.WARN, "1")
     assert len(live.ask(make_cloud(live.next_stamp_ns())).detections) > 0
 
 
