@@ -8,6 +8,9 @@ from collections import deque
 from dataclasses import dataclass, field
 from typing import Any
 
+LEND_S = 0.005
+"""How long :meth:`Mailbox.put` keeps its thread still for a worker that it wakes up, at most."""
+
 
 @dataclass(frozen=True)
 class Work:
@@ -39,6 +42,11 @@ class Mailbox:
     enter the sweep history, so that a slow frame does not thin out the next one; of those no more
     than ``history`` are held.
 
+    A worker that is woken up has the interpreter to itself until its frame is with the device: the
+    thread of the executor, which would go on with its own affairs for half a millisecond, holds
+    still so long. It would else delay the frame at its start and at each call that lets go of the
+    interpreter.
+
     Args:
         keep_all: Lose nothing and keep the order; the sender must wait for answers itself.
         history: Past sweeps that the pipeline uses.
@@ -49,14 +57,24 @@ class Mailbox:
         self._pending: deque[Work] = deque()
         self._claimed: deque[Work] = deque()  # at most one, before those pending
         self._jumped = self._closed = self._busy = False
+        self._waits = self._lent = False  # the worker for a frame, a sender for the worker
         self._changed = threading.Condition()
 
     def put(self, item: Any, arrived_s: float) -> list[Work]:
-        """Add a frame; return the older ones that had to go for it, history and all."""
+        """Add a frame; return the older ones that had to go for it, history and all.
+
+        Where the worker has nothing else to do, this waits until it looks for what comes next, as
+        it does once its frame is with the device, or for :data:`LEND_S`.
+        """
         with self._changed:
             self._pending.append(Work(item, arrived_s, self._jumped))
             self._jumped = False
-            self._changed.notify_all()
+            if self._waits:
+                self._lent = True
+                self._changed.notify_all()
+                self._changed.wait_for(lambda: not self._lent, LEND_S)
+                self._lent = False
+                return []
             if self._keep_all or len(self._pending) <= self._capacity:
                 return []
             gone = self._pending.popleft()
@@ -83,6 +101,7 @@ class Mailbox:
         history does.
         """
         with self._changed:
+            self._give_back()
             if not self._claimed and self._pending and not self._pending[0].after_jump:
                 self._claimed.append(self._pending.popleft())
             return self._claimed[0].item if self._claimed else None
@@ -90,9 +109,11 @@ class Mailbox:
     def take(self) -> Batch | None:
         """Wait for work and return it, or None once the mailbox is closed."""
         with self._changed:
-            self._busy = False
+            self._busy = self._lent = False
             self._changed.notify_all()
+            self._waits = not (self._claimed or self._pending)
             self._changed.wait_for(lambda: self._closed or self._claimed or self._pending)
+            self._waits = False
             if self._closed:
                 return None
             self._busy = True
@@ -118,5 +139,12 @@ class Mailbox:
             self._claimed.clear()
             self._pending.clear()
             self._closed = True
+            self._waits = self._lent = False
             self._changed.notify_all()
             return gone
+
+    def _give_back(self) -> None:
+        """Let the thread go on that holds still in :meth:`put`."""
+        if self._lent:
+            self._lent = False
+            self._changed.notify_all()

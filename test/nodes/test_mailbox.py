@@ -3,7 +3,12 @@
 from __future__ import annotations
 
 import threading
+import time
+from collections.abc import Callable
 
+import pytest
+
+from driveRT_ros.nodes import mailbox as module
 from driveRT_ros.nodes.mailbox import Batch, Mailbox
 
 
@@ -120,3 +125,60 @@ def test_a_claimed_cloud_goes_with_the_others_when_time_goes_back() -> None:
     assert mailbox.claim() is None, "its history ends before it, so nothing can be sent ahead"
     batch = mailbox.take()
     assert names(batch) == ([], "c") and batch.work.after_jump
+
+
+def lend(mailbox: Mailbox, work: Callable[[], None]) -> None:
+    """Put a frame for a worker that waits for one."""
+    worker = threading.Thread(target=work)
+    worker.start()
+    while not mailbox._waits:
+        time.sleep(0.001)
+    assert mailbox.put("a", 0.0) == []
+
+
+@pytest.mark.parametrize("keep_all", [False, True])
+@pytest.mark.parametrize("look", ["claim", "take", "close"])
+def test_the_sender_holds_still_until_a_woken_worker_looks_for_what_comes_next(
+    look: str, keep_all: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(module, "LEND_S", 60.0)
+    mailbox, done = Mailbox(keep_all=keep_all, history=0), []
+
+    def work() -> None:
+        done.append(names(mailbox.take()))
+        time.sleep(0.05)  # a sender that does not hold still would be back by now
+        done.append("at the device")
+        getattr(mailbox, look)()
+
+    lend(mailbox, work)
+    assert done == [([], "a"), "at the device"]
+    mailbox.close()
+
+
+def test_the_sender_waits_for_nobody_who_has_something_to_do(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(module, "LEND_S", 60.0)
+    mailbox, go_on = Mailbox(keep_all=False, history=0), threading.Event()
+
+    def work() -> None:
+        mailbox.take()
+        mailbox.claim()
+        assert go_on.wait(60.0)
+
+    lend(mailbox, work)
+    assert mailbox.put("b", 0.0) == []  # not held: the worker, at work on "a", is not woken
+    assert [gone.item for gone in mailbox.put("c", 0.0)] == ["b"]
+    go_on.set()
+
+
+def test_a_worker_that_has_no_device_gets_a_moment_and_no_more() -> None:
+    mailbox, go_on = Mailbox(keep_all=False, history=0), threading.Event()
+
+    def work() -> None:
+        mailbox.take()
+        assert go_on.wait(60.0)
+
+    lend(mailbox, work)  # comes back though the frame is in work
+    assert not mailbox.wait_idle(0.0)
+    go_on.set()
