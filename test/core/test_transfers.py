@@ -6,10 +6,13 @@ import numpy as np
 import pytest
 import torch
 
+from driveRT_ros.core.config import LidarConfig
+from driveRT_ros.core.frame import PointBatch
 from driveRT_ros.core.gpu import transfers
 from driveRT_ros.core.gpu.transfers import HEADER_WORDS, FrameInput, HostCopy
 from driveRT_ros.core.pipeline import _checked
 from driveRT_ros.core.rows import pinned_rows
+from driveRT_ros.core.sweeps import sweeps_for
 
 DEVICES = ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)]
 CAPACITY = 1000
@@ -75,6 +78,22 @@ def test_pinned_rows_are_fetched_from_where_they_are_though_the_caller_lets_go(c
         torch.from_numpy(pinned_rows(count)).fill_(99.0)  # must not be the same memory
         assert torch.equal(found.cpu(), want) and frame.num_points.item() == count
         assert (frame.points[count:].view(torch.int32) == -7).all()
+
+
+@pytest.mark.gpu
+def test_rows_of_a_sweep_are_given_to_nobody_while_the_device_fetches_them():
+    """The buffer keeps none of them: torch must know that they are in use."""
+    want, rows = cloud(5000), pinned_rows(5000)
+    rows[:] = want.numpy()
+    columns = rows[:, :3], rows[:, 3], rows[:, 4]
+    batch = PointBatch(*columns, None, 0, "lidar", rows=rows)
+    buffer = sweeps_for(LidarConfig().densification_params, torch.device("cuda", 0))
+    torch.cuda._sleep(100_000_000)
+    joined = buffer.push(batch, np.eye(4))
+    del batch, rows, columns
+    for _ in range(4):
+        pinned_rows(5000).fill(99.0)
+    assert torch.equal(joined.cpu(), want)
 
 
 @pytest.mark.parametrize("device", DEVICES)
