@@ -84,7 +84,7 @@ def _pool_backward(ctx, grad):  # type: ignore[no-untyped-def]
         features = context[b].reshape(-1, channels)[rank_feat.long()].to(grad.dtype)
         d_depth[b].view(-1)[rank_depth.long()] = (of_point * features).sum(1).to(depth.dtype)
         products = of_point * depth[b].reshape(-1)[rank_depth.long(), None].to(grad.dtype)
-        flat = torch.zeros(context[b].numel() // channels, channels).to(products)
+        flat = products.new_zeros(context[b].numel() // channels, channels)
         d_context[b] = flat.index_add_(0, rank_feat.long(), products).view_as(context[b])
     no_gradients = [[None] * length for length in ctx.lists]
     return d_depth, d_context, *no_gradients, None, None, None, None
