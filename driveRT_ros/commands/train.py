@@ -73,7 +73,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--make-shards", metavar="DIR", help="write frames of --data to DIR instead of training"
     )
     parser.add_argument(
-        "--scenes", metavar="N", type=int, help="drives to write (nuScenes: all by default)"
+        "--scenes",
+        metavar="N",
+        type=int,
+        help="drives to write (nuScenes: all by default)",
     )
 
 
@@ -84,7 +87,7 @@ def execute(args: argparse.Namespace) -> int:
     # every batch has another size.
     os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
     os.environ.setdefault("PYTORCH_CUDA_ALLOC_CONF", "expandable_segments:True")
-    if args.time_limit is not None and args.time_limit <= 0:
+    if args.time_limit is not None and not args.time_limit > 0:
         raise ConfigError(f"Option --time-limit must be positive, got {args.time_limit:g}.")
     deadline_s = started + (args.time_limit if args.time_limit is not None else float("inf"))
     kind = _kind(args)
@@ -112,7 +115,8 @@ def _make_shards(args: argparse.Namespace, kind: Kind, deadline_s: float) -> int
     data = kind.drives(args.data)
     count = args.scenes or data.count
     if count is None or count < 1:
-        raise ConfigError(f"Option --scenes must say how many drives to write, got {args.scenes}.")
+        given = "it is missing" if count is None else f"got {count}"
+        raise ConfigError(f"Option --scenes must say how many drives to write; {given}.")
     if data.count is not None:
         count = min(count, data.count)
     workers, folder = num_workers(kind.config, Place()), Path(args.make_shards)
@@ -138,12 +142,15 @@ def _train(args: argparse.Namespace, kind: Kind, deadline_s: float) -> int:
     from driveRT_ros.train.state import newest_state
 
     folder = Path(args.out)
-    if newest_state(folder) is not None and not args.resume:
+    begun = newest_state(folder) is not None
+    if begun and not args.resume:
         raise ConfigError(f"'{folder}' holds a run; add --resume to go on, or name another folder.")
     data = kind.open(args.data)
     device, place = _join(args.device)
     name = args.data if not hasattr(data, "name") else data.name
     if place.rank == 0:
+        if args.resume and not begun:
+            console.print(f"'{folder}' holds no run yet: this begins one.")
         _make_folder(folder)
     trainer = kind.trainer(folder, device, place, name)
     if place.rank == 0:

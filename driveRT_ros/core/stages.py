@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import time
 import zlib
 from collections.abc import Callable
@@ -70,6 +71,10 @@ def device_named(name: str | torch.device) -> torch.device:
     """
     if name == "auto":
         name = "cuda" if torch.cuda.is_available() else "cpu"
+    if not re.fullmatch(r"cpu|cuda(:\d+)?", str(name)):
+        raise ConfigError(
+            f"Parameter 'device' must be 'auto', 'cpu', 'cuda' or 'cuda:N', got '{name}'."
+        )
     try:
         return torch.empty(0, device=name).device
     except (RuntimeError, AssertionError) as error:

@@ -48,8 +48,9 @@ def train(config: str, *options: object) -> int:
 
 def test_a_run_on_simulated_drives_goes_on_in_another_sitting(tmp_path, config, capsys):
     out = tmp_path / "run"
-    assert train(config, "--out", out, "--steps", 4, "--time-limit", 0.1) == 0
-    assert "--resume goes on" in capsys.readouterr().out
+    assert train(config, "--out", out, "--steps", 4, "--time-limit", 0.1, "--resume") == 0
+    said = capsys.readouterr().out
+    assert "holds no run yet: this begins one" in said and "--resume goes on" in said
     step, _, _ = read_state(newest_state(out))
     assert step == 1
     assert train(config, "--out", out, "--steps", 4) == 2
@@ -76,6 +77,7 @@ def test_frames_are_written_and_trained_on(tmp_path, config, capsys):
         ((), "--out"),
         (("--out", "x", "--data", "nowhere"), "nowhere"),
         (("--out", "x", "--time-limit", "-1"), "--time-limit"),
+        (("--out", "x", "--time-limit", "nan"), "--time-limit must be positive, got nan"),
         (("--make-shards", "x"), "--scenes"),
         (("--make-shards", "x", "--out", "y", "--scenes", "1"), "leave out --out"),
         (("--make-shards", "train.yaml", "--scenes", "1"), "'train.yaml' cannot be made"),
