@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import itertools
 import os
 import socket
 import sys
@@ -12,6 +13,8 @@ from pathlib import Path
 
 from driveRT_ros.nodes.processes import ProcessFailed
 from driveRT_ros.nodes.shared_memory import remove_dead
+
+_turns = itertools.count()
 
 
 def node_command(
@@ -87,8 +90,9 @@ def private_domain() -> Iterator[int]:
 
     locks = Path(tempfile.gettempdir()) / f"drivert-domains-{os.getuid()}"
     locks.mkdir(exist_ok=True)
+    turn = next(_turns)  # the last domain may hold what a process killed a moment ago has left
     for step in range(100):
-        domain = 1 + (os.getpid() + step) % 100
+        domain = 1 + (os.getpid() + turn + step) % 100
         with (locks / str(domain)).open("w") as lock:
             try:
                 fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)

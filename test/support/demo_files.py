@@ -7,6 +7,8 @@ import subprocess
 import sys
 from pathlib import Path
 
+from test.support.node_process import TRANSPORTS
+
 TINY_NETWORK = """
 voxelization:
   point_cloud_range: [-24.0, -24.0, -4.0, 24.0, 24.0, 2.0]
@@ -63,9 +65,11 @@ def tiny_scene(folder: Path) -> Path:
     return path
 
 
-def drivert(*arguments: object, timeout_s: float = 500.0) -> subprocess.CompletedProcess[str]:
+def drivert(
+    *arguments: object, timeout_s: float = 500.0, transports: str = TRANSPORTS
+) -> subprocess.CompletedProcess[str]:
     """Run the command in a process of its own, without a ROS domain of the caller."""
     env = {k: v for k, v in os.environ.items() if k != "ROS_DOMAIN_ID"}
-    env |= {"OMP_NUM_THREADS": "1", "COLUMNS": "120"}
+    env |= {"OMP_NUM_THREADS": "1", "COLUMNS": "120", "FASTDDS_BUILTIN_TRANSPORTS": transports}
     argv = [sys.executable, "-m", "driveRT_ros", *map(str, arguments)]
     return subprocess.run(argv, env=env, capture_output=True, text=True, timeout=timeout_s)

@@ -11,6 +11,14 @@ from pathlib import Path
 
 from driveRT_ros.nodes.process_env import node_command, node_environment
 
+TRANSPORTS = "DEFAULT?max_msg_size=60KB&sockets_size=4MB"
+"""UDP to find each other, and shared memory with room for clouds and images.
+
+LARGE_DATA, which nodes use where nothing is said, sends over TCP as well. In Fast DDS 3.2 two
+participants that open a connection at the same moment may each wait for the other for ever (once in
+a hundred starts on a busy machine), and closing such a one hangs with the lock of the interpreter.
+"""
+
 LATE_S = 90.0
 """A process that takes longer is not slow but hangs; to start one takes ten seconds somewhere."""
 
@@ -76,7 +84,7 @@ def started(
     *,
     params: Mapping[str, object] | None = None,
     extra_args: tuple[str, ...] = (),
-    transports: str = "LARGE_DATA",
+    transports: str = TRANSPORTS,
     package: str = "driveRT_ros.nodes",
 ) -> Iterator[NodeUnderTest]:
     """Start ``<package>.<module>``; kill it, and it alone, where it is still running.

@@ -17,9 +17,7 @@ from rclpy.node import Node
 from rclpy.qos import DurabilityPolicy, QoSProfile, ReliabilityPolicy
 
 from driveRT_ros.nodes.handshake import Handshake
-
-LATE_S = 90.0
-"""So late is nothing that comes, on any machine: waits end with their condition, not with this."""
+from test.support.node_process import LATE_S, TRANSPORTS
 
 
 def profile(depth: int = 50, *, best_effort: bool = False, latched: bool = False) -> QoSProfile:
@@ -33,7 +31,7 @@ class RosClient:
     """A node in its own context that spins in a thread; use it as a context manager."""
 
     def __init__(
-        self, domain_id: int, name: str = "test_client", *, transports: str = "LARGE_DATA"
+        self, domain_id: int, name: str = "test_client", *, transports: str = TRANSPORTS
     ) -> None:
         self._domain_id, self._name, self._transports = domain_id, name, transports
         self._arrived = threading.Condition()
