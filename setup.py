@@ -46,7 +46,7 @@ setup(
     zip_safe=False,
     entry_points={
         "console_scripts": [
-            f"drivert = {NAME}.cli:main",
+            f"drivert = {NAME}.__main__:main",
             f"camera_node = {NAME}.nodes.camera_node:main",
             f"lidar_node = {NAME}.nodes.lidar_node:main",
             f"offline_camera_node = {NAME}.nodes.offline_camera_node:main",

@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import importlib.util
+import sys
 from pathlib import Path
 
 import pytest
 
+import driveRT_ros
+from driveRT_ros.__main__ import main as start
 from driveRT_ros.cli import COMMANDS, main
 from driveRT_ros.commands import convert
 from driveRT_ros.commands.common import detector_config, output_folder, write_parameter_file
@@ -45,6 +48,19 @@ def test_only_commands_that_exist_are_offered(capsys) -> None:
     assert set(COMMANDS) == about_frames | {
         *("tune", "qualify", "train", "bench", "eval", "ship", "verify", "info")
     }
+
+
+def test_ctrl_c_while_everything_is_being_imported_is_no_traceback(monkeypatch, capsys) -> None:
+    class Interrupted:
+        def find_spec(self, name: str, *_: object) -> None:
+            if name == "driveRT_ros.cli":
+                raise KeyboardInterrupt
+
+    monkeypatch.delitem(sys.modules, "driveRT_ros.cli")
+    monkeypatch.delattr(driveRT_ros, "cli")
+    monkeypatch.setattr(sys, "meta_path", [Interrupted(), *sys.meta_path])
+    assert start() == 130
+    assert capsys.readouterr().err == "drivert: interrupted.\n"
 
 
 @pytest.mark.parametrize(
