@@ -30,8 +30,8 @@ Kernel kernel(const char* name, void (*function)(A...)) {
 
 // ---- faults ------------------------------------------------------------------------------------
 
-void on_signal(int number, siginfo_t* info, void*) {
-    races::Quiet quiet;
+// Another thread of the process may have to run it, so the race detector is not told to look away.
+__attribute__((no_sanitize_thread)) void on_signal(int number, siginfo_t* info, void*) {
     if (!run) return;
     if (number == SIGVTALRM) {
         run->idle_ticks = run->switches == run->seen_switches ? run->idle_ticks + 1 : 0;
@@ -70,6 +70,7 @@ struct Guard {
     }
     ~Guard() {
         setitimer(ITIMER_VIRTUAL, &old_timer, nullptr);
+        if (old_alarm.sa_handler == SIG_DFL) old_alarm.sa_handler = SIG_IGN;  // a late alarm would end the process
         sigaction(SIGVTALRM, &old_alarm, nullptr);
         if (!SHIM_ASAN) sigaction(SIGSEGV, &old_fault, nullptr);
         sigaltstack(&old_stack, nullptr);
