@@ -24,18 +24,19 @@ _NO_ID = b"\1\0\0\0\0"  # an empty string
 
 
 class Cdr:
-    """Bytes that grow field by field, each aligned to its size.
+    """Bytes that grow field by field, each aligned to its size."""
 
-    Args:
-        at: Bytes of the message that precede them, encapsulation excluded.
-    """
-
-    def __init__(self, at: int = 0) -> None:
-        self._at, self.data = at, bytearray()
+    def __init__(self) -> None:
+        self.data = bytearray()
 
     def align(self, size: int) -> Cdr:
         """Add zeros up to a multiple of ``size``."""
-        self.data += bytes(-(self._at + len(self.data)) % size)
+        self.data += bytes(-len(self.data) % size)
+        return self
+
+    def raw(self, data: bytes | bytearray) -> Cdr:
+        """Add bytes as they are."""
+        self.data += data
         return self
 
     def put(self, kind: str, *values: int) -> Cdr:
@@ -78,19 +79,20 @@ def detections_cdr(det: Detections, stamp_ns: int, frame_id: str) -> bytes:
     tails = [_NO_ID] * count
     if det.track_ids is not None:
         tails = [bytes(Cdr().string(str(track)).data) for track in det.track_ids.tolist()]
-    begin = Cdr().header(stamp_ns, frame_id).put("I", count).data
+    before = bytes(Cdr().header(stamp_ns, frame_id).put("I", count).data)
     lead = Cdr().header(stamp_ns, frame_id).put("I", 1).data  # one hypothesis
-    parts: list[bytes | bytearray | memoryview] = [_LITTLE_ENDIAN, begin]
-    heads: dict[tuple[int, int], bytes] = {}  # what precedes the numbers, by place and class
-    at, size = len(begin), 8 * _NUMBERS
+    # The numbers end at a multiple of eight: what leads to the next ones depends on nothing else.
+    heads: dict[tuple[bytes, int], bytearray] = {}
+    parts: list[bytes | bytearray | memoryview] = [_LITTLE_ENDIAN]
+    size = 8 * _NUMBERS
     for k, (label, tail) in enumerate(zip(det.labels.tolist(), tails)):
-        head = heads.get((at % 8, label))
+        head = heads.get((before, label))
         if head is None:
-            aligned = bytes(-at % 4) + lead
-            name = Cdr(at + len(aligned)).string(det.class_names[label]).align(8).data
-            head = heads[at % 8, label] = aligned + name
-        parts += (head, rows[k * size : (k + 1) * size], tail)
-        at += len(head) + size + len(tail)
+            head = Cdr().raw(before).align(4).raw(lead).string(det.class_names[label]).align(8).data
+            heads[before, label] = head
+        parts += (head, rows[k * size : (k + 1) * size])
+        before = tail
+    parts.append(before)
     return b"".join(parts)
 
 
