@@ -13,7 +13,7 @@ from rclpy.node import Node
 
 _MUTE_S = 3.0
 _AGAIN_S = 1.0
-_GIVE_UP_S = 20.0
+_GIVE_UP_S = 30.0
 _RECEIVED_S = 10.0
 
 
@@ -26,7 +26,7 @@ class Handshake:
     wait of a fixed length says as much on a busy machine.
 
     A node without parameter services, as the command line tools are, cannot be asked and is given
-    three seconds; one that does not answer is given up after twenty.
+    three seconds; one that does not answer is given up after thirty.
 
     Args:
         node: It asks, and something spins it meanwhile.

@@ -72,7 +72,7 @@ def test_every_set_is_answered_and_an_unreadable_message_costs_itself(
     domain_id: int, tmp_path: Path
 ) -> None:
     bag = write_images(tmp_path / "bag", 4, damaged=1)
-    params = {**SMALL, "bag_path": str(bag), "wait_for_subscriber_s": 90.0}
+    params = {**SMALL, "bag_path": str(bag), "wait_for_subscriber_s": 240.0}
     with RosClient(domain_id) as client:
         client.subscribe(OccupancyGrid, GRID)
         with started("offline_camera_node", tmp_path, domain_id, params=params) as node:
@@ -92,7 +92,7 @@ def test_the_six_frusta_of_a_real_rig_are_drawn_where_they_belong(
 ) -> None:
     bag = data_dir / "bags" / KEYFRAME
     # Without probabilities, the picture shows nothing but what the cameras see.
-    params = {**SMALL, "bag_path": str(bag), "wait_for_subscriber_s": 90.0}
+    params = {**SMALL, "bag_path": str(bag), "wait_for_subscriber_s": 240.0}
     params |= {"model.grid.resolution_m": 0.6, "bev.image_pixels_per_cell": 4}
     with RosClient(domain_id) as client:
         client.subscribe(Image, PICTURE)

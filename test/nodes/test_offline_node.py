@@ -56,7 +56,7 @@ def test_every_cloud_is_answered_though_transforms_come_late_and_frames_are_slow
     domain_id: int, tmp_path: Path
 ) -> None:
     bag = write_drive(tmp_path / "bag", 8, num_points=300)
-    params = {**SMALL, "bag_path": str(bag), "wait_for_subscriber_s": 90.0}
+    params = {**SMALL, "bag_path": str(bag), "wait_for_subscriber_s": 240.0}
     with RosClient(domain_id) as client:
         client.subscribe(Detection3DArray, DETECTIONS)
         with started("offline_node", tmp_path, domain_id, params=params) as node:
@@ -83,7 +83,7 @@ def test_a_cloud_without_transform_and_one_that_is_garbage_cost_only_themselves(
             if i == 2:
                 raw = b"\0\1\0\0\5"
             writer.write("/points", CLOUD, raw, stamp_ns + 1)
-    params = {**SMALL, "bag_path": str(tmp_path / "bag"), "wait_for_subscriber_s": 90.0}
+    params = {**SMALL, "bag_path": str(tmp_path / "bag"), "wait_for_subscriber_s": 240.0}
     with RosClient(domain_id) as client:
         client.subscribe(Header, DROPPED)
         client.subscribe(Detection3DArray, DETECTIONS)  # last: its subscriber is waited for

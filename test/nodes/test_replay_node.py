@@ -35,7 +35,7 @@ from test.support.ros_client import RosClient, profile
 pytestmark = pytest.mark.nodes
 
 CLOUDS, DETECTIONS = "/points", "/lidar_node/output/detections"
-PATIENT = {"wait_for_subscriber_s": 90.0, "lockstep_timeout_s": 600.0}
+PATIENT = {"wait_for_subscriber_s": 240.0, "lockstep_timeout_s": 600.0}
 """Of a replay for which no node is too slow: an answer that is not needed would end the test."""
 
 DETECTOR = {

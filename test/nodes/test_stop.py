@@ -26,7 +26,7 @@ def test_ctrl_c_ends_a_process_that_sleeps_or_whose_wake_up_hangs(wake):
         assert process.stdout.readline() == "ready\n"
         start = time.monotonic()
         process.send_signal(signal.SIGINT)
-        assert process.wait(timeout=90) == 0
+        assert process.wait(timeout=240) == 0
     assert time.monotonic() - start > 0.4  # and long before it would have ended by itself
 
 
@@ -39,7 +39,7 @@ HOLD = "import ctypes; ctypes.PyDLL(None).sleep(600)  # with the lock of the int
 def test_a_process_whose_goodbye_hangs_leaves_with_the_code_of_its_work(hang, sentence, code):
     script = f"from driveRT_ros.nodes.stop import exit_within\nexit_within(0.5, {code})\n{hang}"
     done = subprocess.run(
-        [sys.executable, "-c", script], capture_output=True, text=True, timeout=90
+        [sys.executable, "-c", script], capture_output=True, text=True, timeout=240
     )
     assert done.returncode == code
     assert ("did not close within 0.5 s" in done.stderr) == sentence
@@ -52,4 +52,4 @@ def test_ctrl_c_ends_a_process_that_hangs_with_the_lock_of_the_interpreter():
     with subprocess.Popen([sys.executable, "-c", script], stdout=subprocess.PIPE) as process:
         assert process.stdout.readline() == b"ready\n"
         process.send_signal(signal.SIGINT)
-        assert process.wait(timeout=90) == 0
+        assert process.wait(timeout=240) == 0

@@ -80,7 +80,7 @@ rclpy.init()
 node = rclpy.create_node("subscriber")
 got = []
 node.create_subscription(Detection3DArray, "/detections", got.append, 10)
-deadline = time.monotonic() + 90
+deadline = time.monotonic() + 240
 while not got and time.monotonic() < deadline:
     rclpy.spin_once(node, timeout_sec=0.2)
 last = got[0].detections[-1]
