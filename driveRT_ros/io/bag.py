@@ -5,7 +5,7 @@ from __future__ import annotations
 import heapq
 import logging
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -126,7 +126,7 @@ class BagReader:
             )
             self._collect_topics(sources, folder.declared)
             self._check_sources(sources, folder.has_metadata)
-            self._store = _store_for(sources)
+            self._store = _store_for(sources, self._warn)
             for topic in self._wanted or ():
                 self._check_topic(topic)
             self._stack = stack.pop_all()
@@ -223,17 +223,25 @@ def _split_number(name: str) -> int | None:
     return int(match.group(1)) if match else None
 
 
-def _store_for(sources: Sequence[Source]) -> Typestore:
+def _store_for(sources: Sequence[Source], warn: Callable[[str], None]) -> Typestore:
     """Return a store with the definitions in the bag, or the common one where they agree.
 
-    Definitions in a bag come first: its bytes were written with them.
+    Definitions in a bag come first: its bytes were written with them. One that cannot be read is
+    as good as none.
     """
     common, recorded = typestore(), {}
     definitions: dict[str, MessageDefinition] = {
         t.type_name: t.definition for s in sources for t in s.topics
     }
     for name, definition in sorted(definitions.items()):
-        recorded.update(_parsed(name, definition))
+        try:
+            recorded.update(_parsed(name, definition))
+        except Exception as error:  # damaged text makes the parser raise any kind
+            reason = str(error).partition("\n")[0]
+            warn(
+                f"The bag defines message type '{name}' in a way that cannot be read "
+                f"({type(error).__name__}: {reason}); the definition of this package is used."
+            )
     if all(common.fielddefs.get(n, (0, 0))[1] == fields for n, (_, fields) in recorded.items()):
         return common
     store = get_typestore(Stores.EMPTY)

@@ -6,6 +6,7 @@ metadata.yaml, files in the order of their start, files that are damaged or lack
 
 from __future__ import annotations
 
+import logging
 import shutil
 import sys
 from collections.abc import Callable, Collection, Iterator
@@ -16,7 +17,7 @@ from tempfile import TemporaryDirectory
 from typing import Any
 
 from rosbags.interfaces import MessageDefinition, MessageDefinitionFormat
-from rosbags.rosbag2 import Reader, ReaderError
+from rosbags.rosbag2 import Reader
 
 from driveRT_ros.core.errors import ConfigError
 from driveRT_ros.core.yaml_text import read_yaml
@@ -26,6 +27,8 @@ if sys.version_info >= (3, 14):
     from compression import zstd
 else:
     from backports import zstd
+
+_log = logging.getLogger(__name__)
 
 STORAGE_SUFFIXES = (".mcap", ".db3")
 ZSTD_SUFFIXES = (".zstd", ".zst")
@@ -195,7 +198,7 @@ def open_source(path: Path, stack: ExitStack) -> Source:
     try:
         reader = Reader(path)
         reader.open()
-    except (ReaderError, AssertionError, ValueError, IndexError, TypeError) as error:
+    except Exception as error:  # damaged bytes make storages raise any kind
         if path.suffix == ".mcap":
             return _scanned(name, path, damage)
         raise ConfigError(f"Bag file '{path}' cannot be read: {error}") from None
@@ -225,14 +228,22 @@ def _indexed(name: str, reader: Reader, damage: str) -> Source:
         chosen = [c for c in reader.connections if c.topic in topics]
         if not chosen:  # rosbags takes an empty selection as everything
             return
+        count = 0
         try:
             for connection, log_time_ns, raw in reader.messages(chosen, start_ns, stop_ns):
+                count += 1
                 yield connection.topic, connection.msgtype, log_time_ns, _plain(raw)
         except Exception as error:  # storages raise their own kinds
             raise ConfigError(
                 f"Bag file '{name}' is damaged inside ({error}); 'ros2 bag convert' may save the "
                 "rest."
             ) from error
+        announced = sum(c.msgcount for c in chosen)
+        if start_ns is None and stop_ns is None and count != announced:
+            _log.warning(
+                f"Bag file '{name}' announces {announced} messages, but {count} were found: its "
+                "index is damaged. 'ros2 bag convert' may save the rest."
+            )
 
     topics = [Topic(c.topic, c.msgtype, c.msgcount, c.msgdef) for c in reader.connections]
     damage = damage and f"Bag file '{name}' {damage}."

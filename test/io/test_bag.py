@@ -58,39 +58,6 @@ def test_a_bag_without_metadata_is_read_with_one_warning(tmp_path, storage, comp
     assert len(caplog.records) == 1
 
 
-@pytest.mark.parametrize(
-    "text",
-    ["rosbag2_bagfile_information: 3", "[", "- 1", "", "\xff", "rosbag2_bagfile_information: {}"],
-)
-def test_metadata_of_any_other_form_counts_as_none(tmp_path, text):
-    bag = write_texts(tmp_path / "bag", TIMES[:2])
-    (bag / "metadata.yaml").write_bytes(text.encode("latin-1"))
-    with BagReader(bag) as reader:
-        assert reader.message_counts["/text"] == 2
-        assert "cannot be used" in reader.warnings[0] and "\n" not in reader.warnings[0]
-
-
-def test_files_that_were_renamed_or_added_are_read_or_named(tmp_path):
-    bag = write_texts(tmp_path / "bag", TIMES[:2])
-    [file] = bag.glob("*.mcap")
-    shutil.copy(file, bag / "other.mcap")
-    with BagReader(bag) as reader:
-        assert reader.message_counts["/text"] == 2
-        assert "'other.mcap', which its metadata.yaml does not list" in reader.warnings[0]
-    file.unlink()
-    with BagReader(bag) as reader:
-        assert reader.message_counts["/text"] == 2
-        assert f"lacks the file '{file.name}'" in reader.warnings[0]
-
-
-def test_a_folder_that_holds_a_bag_is_told_from_none(tmp_path):
-    bag = write_texts(tmp_path / "results" / "output_bag", TIMES[:1])
-    with pytest.raises(ConfigError, match=f"Did you mean '{bag}'"):
-        BagReader(tmp_path / "results").__enter__()
-    with pytest.raises(ConfigError, match="neither a folder nor a file"):
-        BagReader("/dev/null").__enter__()
-
-
 def test_unusable_metadata_counts_as_none(tmp_path):
     bag = write_texts(tmp_path / "bag", TIMES)
     (bag / "metadata.yaml").write_text("rosbag2_bagfile_information: {version: 8}")
