@@ -1,4 +1,4 @@
-"""Bags with damage that is lived with: odd metadata, files astray, definitions and counts that lie."""
+"""Bags with damage that is lived with: odd metadata, files astray, definitions that lie."""
 
 from __future__ import annotations
 
