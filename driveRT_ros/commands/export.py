@@ -46,6 +46,15 @@ look at the files: nanovdb_print FILE, nanovdb_validate FILE, nanovdb_convert FI
 """
 
 
+_LEFT_OUT = {
+    "non_finite_points": "points that hold NaN or infinity",
+    "out_of_range_points": "points outside of voxelization.point_cloud_range",
+    "over_capacity_points": "points beyond voxelization.max_points_per_voxel of their voxel",
+    "over_capacity_voxels": "voxels beyond voxelization.max_voxels",
+    "over_capacity_voxel_points": "points of those voxels",
+}
+
+
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the options of ``drivert export``."""
     parser.add_argument("format", choices=("nvdb",), help="what to write")
@@ -105,7 +114,7 @@ def execute(args: argparse.Namespace) -> int:
         console.print(f"{stop - args.start - written} clouds could not be decoded.")
     for reason, count in sorted(lost.items()):
         if count:
-            console.print(f"Left out: {count} {reason.replace('_', ' ')}.")
+            console.print(f"Left out: {count} {_LEFT_OUT.get(reason, reason.replace('_', ' '))}.")
     return 0
 
 

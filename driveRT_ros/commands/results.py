@@ -28,9 +28,10 @@ from driveRT_ros.io.latency_table import print_latency, write_latency_json
 from driveRT_ros.io.messages import stamp_ns_of
 from driveRT_ros.io.pointcloud import decode
 from driveRT_ros.io.render import render_bev
-from driveRT_ros.io.scene_bag import TF_STATIC, read_scene_frames
+from driveRT_ros.io.scene_bag import TF, TF_STATIC, read_scene_frames
 from driveRT_ros.io.topics import choose_topic
 
+_STAGES = ("decode", "preprocess", "inference", "postprocess", "publish", "total")
 _STAGE_PREFIX = f"/{LIDAR_NODE}/debug/processing_time/"
 _FPS = 10.0
 _GAP_PX = 12
@@ -58,8 +59,8 @@ class Recorded:
 
     def frame_ms(self, index: int) -> dict[str, float]:
         """Return the milliseconds of one frame, where each frame has left its times."""
-        whole = (s for s, times in self.stage_ms.items() if len(times) == self.messages)
-        return {stage: self.stage_ms[stage][index] for stage in whole}
+        times = {stage: self.stage_ms.get(stage, []) for stage in _STAGES}
+        return {s: times[s][index] for s in _STAGES if len(times[s]) == self.messages}
 
     @property
     def num_boxes(self) -> int:
@@ -105,8 +106,7 @@ def _says_untrained(diagnostics: Any) -> bool:
 
 def show_latency(recorded: Recorded, out: Path) -> None:
     """Print the latency table and write it as JSON."""
-    order = ("decode", "preprocess", "inference", "postprocess", "publish", "total")
-    times = {stage: recorded.stage_ms[stage] for stage in order if stage in recorded.stage_ms}
+    times = {stage: recorded.stage_ms[stage] for stage in _STAGES if stage in recorded.stage_ms}
     rows = print_latency(times, console, "Time a frame takes in the LiDAR node")
     write_latency_json(rows, out / "latency.json")
 
@@ -270,5 +270,11 @@ def report(
         console.print(
             f"{clouds - recorded.messages} clouds got no answer; {out / 'logs'} says why."
         )
+        with BagReader(bag) as reader:
+            if not {TF, TF_STATIC} & set(reader.topics):
+                console.print(
+                    "The bag has no transforms: detect in single clouds, without past sweeps, with "
+                    "--set densification_params.num_past_frames=0."
+                )
         return 1
     return 0

@@ -158,9 +158,9 @@ def _sentences(recordings: Sequence[RecordedFrames], comparison: Comparison | No
     if comparison is not None:
         return damage + comparison.sentences()
     checked = ", ".join(
-        f"{count} of its {stage_words(stage)}s" for stage, count in recordings[0].checked.items()
+        f"{count} {stage_words(stage)}s" for stage, count in recordings[0].checked.items()
     )
-    whole = f"Whole: {checked or 'nothing'} of {recordings[0].name} checked."
+    whole = f"Whole: {checked or 'nothing'} of {recordings[0].name} checked, all as they were sent."
     return damage or [whole]
 
 

@@ -96,7 +96,10 @@ def test_voxels_are_those_of_the_detector(tmp_path: Path, capsys) -> None:
     dropped = sum(
         voxelize(points_of(i), config.voxelization).dropped["out_of_range_points"] for i in range(4)
     )
-    assert f"Left out: {dropped} out of range points." in capsys.readouterr().out
+    assert (
+        f"Left out: {dropped} points outside of voxelization.point_cloud_range."
+        in capsys.readouterr().out
+    )
 
 
 def test_a_range_of_clouds_gives_the_same_files_as_all(tmp_path: Path) -> None:
