@@ -70,7 +70,7 @@ class Mailbox:
             self._pending.append(Work(item, arrived_s, self._jumped))
             self._jumped = False
             if self._waits:
-                self._lent = True
+                self._waits, self._lent = False, True
                 self._changed.notify_all()
                 self._changed.wait_for(lambda: not self._lent, LEND_S)
                 self._lent = False

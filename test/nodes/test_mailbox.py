@@ -182,3 +182,10 @@ def test_a_worker_that_has_no_device_gets_a_moment_and_no_more() -> None:
     lend(mailbox, work)  # comes back though the frame is in work
     assert not mailbox.wait_idle(0.0)
     go_on.set()
+
+
+def test_a_worker_that_is_slow_to_wake_up_finds_no_more_than_the_history_can_use() -> None:
+    mailbox = Mailbox(keep_all=False, history=0)
+    mailbox._waits = True  # as it is until the thread in take() runs again
+    assert [[work.item for work in mailbox.put(name, 0.0)] for name in "abc"] == [[], ["a"], ["b"]]
+    assert names(mailbox.take()) == ([], "c")
