@@ -64,15 +64,17 @@ def finish(supervisor: Supervisor, source: NodeProcess) -> None:
     Nodes end before the recorder does: by then they have sent all that belongs to their last frame.
 
     Raises:
-        ProcessFailed: If the recorder had to be killed: its bag is damaged.
+        ProcessFailed: If a process had to be killed; where it is the recorder, its bag is damaged.
     """
     console.print(source.last_lines(1).rpartition("]: ")[2])
     supervisor.check()
-    supervisor.stop([p.name for p in supervisor.processes if p.name != _RECORDER])
+    killed = supervisor.stop([p.name for p in supervisor.processes if p.name != _RECORDER])
     time.sleep(_LAST_MESSAGES_S)
     supervisor.check()
     if supervisor.stop([_RECORDER]):
         raise ProcessFailed("The recorder did not close its bag in time and was killed.")
+    if killed:
+        raise ProcessFailed(f"{' and '.join(killed)} did not end after SIGINT: killed.")
 
 
 @dataclass(frozen=True)
