@@ -53,10 +53,15 @@ class NuScenes:
         found = sorted(p.parent.name for p in self.root.glob("*/sample_data.json"))
         if not version and len(found) == 1:
             version = found[0]
+        if not found:
+            what = "holds no folder with nuScenes tables (such as v1.0-mini/sample_data.json)"
+            if not self.root.is_dir():
+                what = "is no folder"
+            raise ConfigError(f"'{self.root}' {what}; name the root of the data set.")
         if version not in found:
+            which = f"no nuScenes tables '{version}'" if version else "several nuScenes tables"
             raise ConfigError(
-                f"nuScenes tables '{version or '(any)'}' are not in '{self.root}'; it has: "
-                f"{', '.join(found) or 'none'}."
+                f"'{self.root}' has {which}; name one of {', '.join(found)} with --version."
             )
         self.version = version
 

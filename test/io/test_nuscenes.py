@@ -139,8 +139,12 @@ def test_a_keyframe_without_objects_has_ground_truth_without_boxes(tmp_path):
 
 def test_what_is_missing_is_named(tmp_path):
     root = MiniNuScenes(keyframes=2).write(tmp_path)
-    with pytest.raises(ConfigError, match=r"'v1\.0-trainval' are not in .*it has: v1\.0-mini"):
+    with pytest.raises(ConfigError, match=r"no nuScenes tables 'v1\.0-trainval'; .* v1\.0-mini"):
         NuScenes(root, "v1.0-trainval")
+    with pytest.raises(ConfigError, match="holds no folder with nuScenes tables"):
+        NuScenes(root / "sweeps")
+    with pytest.raises(ConfigError, match="nowhere' is no folder"):
+        NuScenes(root / "nowhere")
     with pytest.raises(ConfigError, match=r"no scene 'scene-9'; it has: scene-0001"):
         next(NuScenes(root).frames("scene-9"))
     (root / "sweeps" / "lidar" / "lidar3.pcd.bin").unlink()
