@@ -30,8 +30,6 @@ if TYPE_CHECKING:
 
     from driveRT_ros.core.config import LidarConfig
     from driveRT_ros.core.sparse_types import Voxels
-    from driveRT_ros.io.bag import BagReader
-    from driveRT_ros.io.bag_poses import BagPoses
 
 HELP = "write the voxels of a bag as NanoVDB files for other tools"
 EXAMPLES = """\
@@ -125,10 +123,11 @@ def _clouds(
     from driveRT_ros.core.sweeps import SweepBuffer
     from driveRT_ros.io.bag import BagReader
     from driveRT_ros.io.pointcloud import decode
+    from driveRT_ros.io.scene_bag import read_poses
 
     buffer = SweepBuffer(config.densification_params)
     with BagReader(bag) as reader:
-        poses = _poses(reader) if joined else None
+        poses = read_poses(reader) if joined else None
         for index, message in enumerate(reader.messages([topic])):
             if index >= stop:
                 return
@@ -149,18 +148,6 @@ def _clouds(
             points = buffer.push(cloud, T_world_lidar)
             if index >= first:
                 yield index, cloud.stamp_ns, points
-
-
-def _poses(reader: BagReader) -> BagPoses:
-    """Return all transforms of a bag."""
-    from driveRT_ros.io.bag_poses import BagPoses
-    from driveRT_ros.io.scene_bag import TF, TF_STATIC
-
-    poses = BagPoses()
-    for topic in (t for t in (TF_STATIC, TF) if t in reader.topics):
-        for message in reader.messages([topic]):
-            poses.add(message.deserialize(), static=topic == TF_STATIC)
-    return poses
 
 
 def _first_level(config: LidarConfig) -> Callable[[Voxels], torch.Tensor]:

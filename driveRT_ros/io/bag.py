@@ -33,7 +33,7 @@ from rosbags.rosbag2 import (
 from rosbags.typesys import Stores, get_types_from_idl, get_types_from_msg, get_typestore
 from rosbags.typesys.store import Typestore
 
-from driveRT_ros.core.errors import ConfigError
+from driveRT_ros.core.errors import ConfigError, InvalidFrame
 from driveRT_ros.io.bag_files import CANONICAL, Source, find_files, open_source
 from driveRT_ros.io.typestore import canonical_cdr, serialize, typestore
 
@@ -66,6 +66,7 @@ class BagMessage:
 
         Raises:
             ConfigError: If neither the bag nor this package knows the type.
+            InvalidFrame: If the bytes are damaged.
         """
         store = self.store or typestore()
         if self.type_name not in store.types:
@@ -73,7 +74,10 @@ class BagMessage:
                 f"Message type '{self.type_name}' of topic '{self.topic}' is unknown, and the bag "
                 "does not define it."
             )
-        return store.deserialize_cdr(self.raw, self.type_name)
+        try:
+            return store.deserialize_cdr(self.raw, self.type_name)
+        except Exception as error:  # damaged bytes make it raise any kind
+            raise InvalidFrame(f"The bytes of '{self.topic}' are damaged: {error}.") from None
 
 
 class BagReader:
@@ -237,10 +241,9 @@ def _store_for(sources: Sequence[Source], warn: Callable[[str], None]) -> Typest
         try:
             recorded.update(_parsed(name, definition))
         except Exception as error:  # damaged text makes the parser raise any kind
-            reason = str(error).partition("\n")[0]
             warn(
                 f"The bag defines message type '{name}' in a way that cannot be read "
-                f"({type(error).__name__}: {reason}); the definition of this package is used."
+                f"({type(error).__name__}); the definition of this package is used."
             )
     if all(common.fielddefs.get(n, (0, 0))[1] == fields for n, (_, fields) in recorded.items()):
         return common

@@ -151,7 +151,7 @@ def read_scene_frames(
         cloud_topic = choose_topic(
             reader.topics, cloud_topic, bag=str(path), type_name=POINT_CLOUD, option="cloud_topic"
         )
-        poses = _read_poses(reader)
+        poses = read_poses(reader)
         cameras = camera_topics(reader.topics)
         images = list(cameras.values())
         infos = [info_topic(topic) for topic in images]
@@ -159,31 +159,31 @@ def read_scene_frames(
         assembler = _Assembler(poses, world_frame, ego_frame, cameras)
         cloud: PointBatch | None = None
         for message in reader.messages([cloud_topic, *images, *infos, *truths]):
-            content = message.deserialize()
-            if message.topic != cloud_topic:
-                assembler.keep(message.topic, content)
-                continue
-            if cloud is not None:
+            is_cloud = message.topic == cloud_topic
+            if is_cloud and cloud is not None:
                 yield assembler.frame(cloud)
-            cloud = _decoded(content, config)
+                cloud = None
+            try:
+                content = message.deserialize()
+                if is_cloud:
+                    cloud = decode(content, config=config)
+                else:
+                    assembler.keep(message.topic, content)
+            except InvalidFrame as error:
+                _log.warning("A message of '%s' is skipped: %s", message.topic, error)
         if cloud is not None:
             yield assembler.frame(cloud)
 
 
-def _decoded(message: Any, config: InputConfig | None) -> PointBatch | None:
-    try:
-        return decode(message, config=config)
-    except InvalidFrame as error:
-        _log.warning("A recorded cloud is skipped: %s", error)
-        return None
-
-
-def _read_poses(reader: BagReader) -> BagPoses:
-    """Read /tf_static wherever it is in the bag, and all of /tf."""
+def read_poses(reader: BagReader) -> BagPoses:
+    """Read /tf_static wherever it is in the bag, and all of /tf, but what is damaged."""
     poses = BagPoses()
     for topic in (t for t in (TF_STATIC, TF) if t in reader.topics):
         for message in reader.messages([topic]):
-            poses.add(message.deserialize(), static=topic == TF_STATIC)
+            try:
+                poses.add(message.deserialize(), static=topic == TF_STATIC)
+            except InvalidFrame as error:
+                _log.warning("A message of '%s' is skipped: %s", topic, error)
     return poses
 
 

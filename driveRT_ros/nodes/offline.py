@@ -28,6 +28,7 @@ from driveRT_ros.nodes.raw import header_stamp_ns
 from driveRT_ros.nodes.stop import PARTIAL
 
 _STEP_S = 0.001
+_END_OF_TIME_NS = 2**31 * 1_000_000_000  # what a message holds as seconds
 _IDLE_WAIT_S = 0.05  # longer would delay parameter services, shorter would take time from detection
 
 
@@ -147,6 +148,8 @@ class Offline(PerceptionNode):
         return True
 
     def _publish_clock(self, stamp_ns: int) -> None:
+        if not 0 <= stamp_ns < _END_OF_TIME_NS:
+            return  # every node that heard it would end; the stamp itself counts as any other
         message = Clock()
         message.clock.sec, message.clock.nanosec = divmod(stamp_ns, 1_000_000_000)
         self._clock_output.publish(message)

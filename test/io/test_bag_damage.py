@@ -6,10 +6,14 @@ import logging
 import shutil
 import struct
 
+import numpy as np
 import pytest
 
-from driveRT_ros.core.errors import ConfigError
-from driveRT_ros.io.bag import BagReader
+from driveRT_ros.core.errors import ConfigError, InvalidFrame
+from driveRT_ros.io.bag import BagReader, BagWriter
+from driveRT_ros.io.encode import encode_transforms
+from driveRT_ros.io.scene_bag import read_poses
+from driveRT_ros.io.typestore import message_type
 from test.support.text_bags import STRING, write_texts
 
 SECOND = 1_000_000_000
@@ -57,6 +61,32 @@ def test_a_damaged_definition_of_a_type_is_replaced_by_that_of_this_package(tmp_
     with BagReader(file) as reader:
         assert [m.deserialize().data for m in reader] == [str(t) for t in TIMES[:3]]
         assert "cannot be read" in reader.warnings[0] and STRING in reader.warnings[0]
+
+
+def test_damaged_bytes_of_a_message_are_one_kind_of_error(tmp_path):
+    with BagWriter(tmp_path / "bag") as writer:
+        writer.add_topic("/text", STRING)
+        for raw in (b"", b"\0\1\0\0", b"\0\1\0\0\xff\xff\xff\x7fabc", b"\0\1\0\0\2\0\0\0\xff\0"):
+            writer._writer.write(writer._connections["/text"], SECOND, raw)
+    with BagReader(tmp_path / "bag") as reader:
+        for message in reader:
+            with pytest.raises(InvalidFrame, match="bytes of '/text' are damaged"):
+                message.deserialize()
+
+
+def test_transforms_that_are_none_are_skipped_with_a_warning(tmp_path, caplog):
+    place = np.eye(4)
+    place[:3, 3] = 1.0, 2.0, 3.0
+    good = encode_transforms([(SECOND, "map", "base_link", place)], message_type)
+    bad = encode_transforms([(SECOND + 1, "map", "base_link", place)], message_type)
+    bad.transforms[0].transform.rotation.w = 2.0
+    with BagWriter(tmp_path / "bag") as writer:
+        for message in (bad, good):
+            writer.write("/tf", "tf2_msgs/msg/TFMessage", message, SECOND)
+    with BagReader(tmp_path / "bag") as reader, caplog.at_level(logging.WARNING):
+        poses = read_poses(reader)
+    np.testing.assert_allclose(poses.lookup("map", "base_link", SECOND), place)
+    assert "'/tf' is skipped" in caplog.text and "unit quaternion" in caplog.text
 
 
 def test_messages_that_are_announced_and_not_found_are_missed(tmp_path, caplog):
