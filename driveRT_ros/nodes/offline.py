@@ -6,13 +6,13 @@ only when the one before it is done. Outputs therefore do not depend on the spee
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from time import monotonic
 from typing import Any
 
 from rclpy.serialization import deserialize_message
 from rosgraph_msgs.msg import Clock
 from sensor_msgs.msg import PointCloud2
-from std_msgs.msg import Header
 from tf2_msgs.msg import TFMessage
 
 from driveRT_ros.core.errors import ConfigError, DriveRTError, InvalidFrame
@@ -24,7 +24,7 @@ from driveRT_ros.nodes.offline_source import CloudSource, OfflineConfig
 from driveRT_ros.nodes.perception import PerceptionNode
 from driveRT_ros.nodes.progress import Progress
 from driveRT_ros.nodes.qos import MATCH_S, RECORDED
-from driveRT_ros.nodes.raw import header_stamp_ns
+from driveRT_ros.nodes.raw import header_of, header_stamp_ns
 from driveRT_ros.nodes.stop import PARTIAL
 
 _STEP_S = 0.001
@@ -75,7 +75,7 @@ class Offline(PerceptionNode):
         super().do_activate()
         self._clock_output = self.create_publisher(Clock, "/clock", 10)
         for message in self._source.static_transforms():
-            self.handle_transforms(deserialize_message(message.raw, TFMessage), static=True)
+            self._try(message, self._take_static)
         self._items, self._fed = iter(self._source), 0
         self._progress = Progress(self._source.total, self.get_logger().info, self.noun)
         self._start_s = self._latest_s = monotonic() + self.config.wait_for_subscriber_s
@@ -124,13 +124,22 @@ class Offline(PerceptionNode):
     def _feed(self, ahead: list[BagMessage], message: BagMessage) -> None:
         self._fed += 1
         for earlier in ahead:
-            self.take_ahead(earlier)
+            self._try(earlier, self.take_ahead)
         try:
             self._publish_clock(header_stamp_ns(message.raw))
             self.take(message)
         except (InvalidFrame, RuntimeError) as error:
             sentence = f"Message {self._fed} of {message.topic} cannot be read: {error}"
-            self.handle_drop(_header_of(message.raw), "malformed_message", sentence)
+            self.handle_drop(header_of(message.raw), "malformed_message", sentence)
+
+    def _take_static(self, message: BagMessage) -> None:
+        self.handle_transforms(deserialize_message(message.raw, TFMessage), static=True)
+
+    def _try(self, message: BagMessage, take: Callable[[BagMessage], None]) -> None:
+        try:
+            take(message)
+        except (InvalidFrame, RuntimeError) as error:
+            self.get_logger().warn(f"A message of {message.topic} cannot be read: {error}")
 
     def _may_start(self) -> bool:
         topic = f"{self.get_fully_qualified_name()}/output/{self.main_output}"
@@ -188,11 +197,3 @@ class OfflineNode(Offline, LidarNode):
     def _finish(self) -> None:
         self._handler.grid_files.wait(GRID_FILES_GRACE_S)  # longer than closing may take
         super()._finish()
-
-
-def _header_of(raw: bytes) -> Header:
-    """Return the header at the start of a serialized message, or an empty one."""
-    try:
-        return deserialize_message(raw, Header)
-    except RuntimeError:
-        return Header()

@@ -35,6 +35,17 @@ def starts_with_header(message_type: Any) -> bool:
     return next(iter(message_type.get_fields_and_field_types().values()), "") == "std_msgs/Header"
 
 
+def header_of(raw: bytes) -> Any:
+    """Return the std_msgs/Header at the start of a serialized message, or an empty one."""
+    from rclpy.serialization import deserialize_message  # the rest does without ROS
+
+    kind = message_class("std_msgs/msg/Header")
+    try:
+        return deserialize_message(raw, kind)
+    except RuntimeError:
+        return kind()
+
+
 def header_stamp_ns(raw: bytes) -> int:
     """Read the stamp of a serialized message that starts with a header.
 
