@@ -79,8 +79,18 @@ def test_the_message_names_kernel_both_lines_and_the_place():
 
 def test_the_environment_asks_for_the_detector(monkeypatch):
     monkeypatch.setenv("LD_PRELOAD", "")
-    for value, wanted in (("1", True), ("0", False), ("", False)):
+    for value, wanted in (("1", 1), ("2", 2), ("0", 0), ("", 0)):
         monkeypatch.setenv("DRIVERT_RACES", value)
         assert watched() == wanted
     monkeypatch.delenv("DRIVERT_RACES")
-    assert not watched()
+    assert watched() == 0
+
+
+def test_votes_order_their_lanes_unless_looked_at_strictly():
+    """A GPU promises an order of memory of __syncwarp alone."""
+    out = torch.zeros(64, dtype=torch.int32)
+    launch("vote_between_lanes", 1, out, 0)
+    strict = CpuModule("races", folder=SOURCES, races=2)
+    strict.launch("vote_between_lanes", 1, 64, out, 1)
+    with pytest.raises(ShimError, match="static shared memory .*: nothing orders the two"):
+        strict.launch("vote_between_lanes", 1, 64, out, 0)

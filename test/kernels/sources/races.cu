@@ -36,6 +36,15 @@ extern "C" __global__ void lanes_without_barrier(int* out, int right) {
     out[threadIdx.x] = values[threadIdx.x ^ 1];
 }
 
+// Votes exchange registers; memory is another matter.
+extern "C" __global__ void vote_between_lanes(int* out, int right) {
+    __shared__ int values[64];
+    values[threadIdx.x] = threadIdx.x;
+    const u32 all = __ballot_sync(0xffffffffu, threadIdx.x >= 0);
+    if (right) __syncwarp(all);
+    out[threadIdx.x] = values[threadIdx.x ^ 1];
+}
+
 extern "C" __global__ void atomic_and_plain(int* out, int right) {
     __shared__ int sum;
     if (threadIdx.x == 0) sum = 0;

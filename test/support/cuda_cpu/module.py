@@ -31,7 +31,7 @@ SANITIZE = (
     # A local that is read before it is written is not zero.
     *("-fno-omit-frame-pointer", "-ftrivial-auto-var-init=pattern"),
 )
-RACES = ("-O1", "-g1", "-fno-omit-frame-pointer", "-DSHIM_RACES", "-c")
+RACES = ("-O1", "-g1", "-fno-omit-frame-pointer", "-c")
 """Flags of a module whose every load and store is looked at (races.cpp)."""
 WATCH = ("-fsanitize=thread", "--param=tsan-distinguish-volatile=1")
 WATCH += ("--param=tsan-instrument-func-entry-exit=0",)
@@ -51,9 +51,12 @@ def sanitized() -> bool:
     return "libasan" in os.environ.get("LD_PRELOAD", "")
 
 
-def watched() -> bool:
-    """Tell whether this process wants modules that find data races: ``DRIVERT_RACES=1``."""
-    return os.environ.get("DRIVERT_RACES", "0") not in ("", "0") and not sanitized()
+def watched() -> int:
+    """Return how closely this process looks for data races: ``DRIVERT_RACES`` is 0, 1 or 2.
+
+    With 1 any warp operation orders its lanes, with 2 ``__syncwarp`` alone.
+    """
+    return 0 if sanitized() else int(os.environ.get("DRIVERT_RACES") or 0)
 
 
 def build(stem, defines=None, folder=None, races=None):
@@ -66,7 +69,7 @@ def build(stem, defines=None, folder=None, races=None):
         stem: Source file without its suffix.
         defines: Compile-time constants.
         folder: Where the source and its headers lie; the kernels of the package by default.
-        races: Look for data races; by default as the environment says.
+        races: How closely to look for data races; by default as the environment says.
     """
     races = watched() if races is None else races
     kernels = share_path("kernels")
@@ -74,7 +77,7 @@ def build(stem, defines=None, folder=None, races=None):
     files = (*kernels.glob("*.cuh"), *folder.glob("*.cuh"), folder / f"{stem}.cu")
     sources = {file.name: file.read_text() for file in files}
     names = _KERNEL.findall(sources[f"{stem}.cu"])
-    flags = [*FLAGS, *(RACES if races else SANITIZE if sanitized() else ())]
+    flags = [*FLAGS, *(_race_flags(races) if races else SANITIZE if sanitized() else ())]
     flags += [f"-D{k}={v}" for k, v in sorted((defines or {}).items())]
     shim = [file.read_text() for file in (Path(__file__), *sorted(HERE.glob("*.[hc]*")))]
     key = (sorted(sources.items()), shim, flags, _compiler(), _processor())
@@ -90,7 +93,7 @@ def build(stem, defines=None, folder=None, races=None):
         wrapper.write_text(_wrapper(stem, names))
         if races:
             _compile(stem, *flags, *WATCH, str(wrapper), "-o", str(made.with_suffix(".o")))
-            parts = (made.with_suffix(".o"), _detector())
+            parts = (made.with_suffix(".o"), _detector(races))
             _compile(stem, *FLAGS, *map(str, parts), "-o", str(made))
         else:
             _compile(stem, *flags, str(wrapper), "-o", str(made))
@@ -104,18 +107,25 @@ def _compile(stem, *arguments):
         raise ShimError(f"{stem}.cu does not compile for the CPU:\n{done.stderr[-6000:]}")
 
 
+def _race_flags(races):
+    return (*RACES, f"-DSHIM_RACES={int(races)}")
+
+
 @functools.cache
-def _detector():
+def _detector(races):
     """Return the compiled race detector, which no hook of its own calls."""
     sources = [(HERE / name).read_text() for name in ("races.h", "races.cpp", "module.py")]
-    digest = hashlib.sha256(repr((sources, _compiler(), _processor())).encode()).hexdigest()
+    key = (sources, int(races), _compiler(), _processor())
+    digest = hashlib.sha256(repr(key).encode()).hexdigest()
     made = cache_folder("cuda_cpu") / f"races-{digest[:24]}.o"
     if not made.exists():
         made.parent.mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryDirectory(dir=made.parent) as work:
             new = Path(work) / made.name
             flags = [flag for flag in FLAGS if flag != "-shared"]
-            _compile("races", *flags, *RACES, "-O2", str(HERE / "races.cpp"), "-o", str(new))
+            _compile(
+                "races", *flags, *_race_flags(races), "-O2", str(HERE / "races.cpp"), "-o", str(new)
+            )
             os.replace(new, made)
     return made
 
@@ -127,7 +137,7 @@ class CpuModule:
         stem: Source file without its suffix.
         defines: Compile-time constants.
         folder: Where the source lies; the kernels of the package by default.
-        races: Look for data races; by default as the environment says.
+        races: How closely to look for data races; by default as the environment says.
     """
 
     def __init__(self, stem, defines=None, folder=None, races=None):

@@ -50,8 +50,9 @@ struct Quiet {
     ~Quiet() { watch.on = before; }
 };
 constexpr bool kOn = true;
+constexpr bool kStrict = SHIM_RACES > 1;  // shuffles and votes order nothing
 #else
-constexpr bool kOn = false;
+constexpr bool kOn = false, kStrict = false;
 struct Quiet {
     Quiet() {}
 };
