@@ -67,7 +67,7 @@ def build_parser() -> argparse.ArgumentParser:
     """Return the parser of all commands."""
     parser = argparse.ArgumentParser(
         prog="drivert",
-        description="LiDAR object detection in ROS 2, on any machine.",
+        description="3-D detection from LiDAR and cameras in ROS 2, on any machine.",
         epilog=_EPILOG,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
