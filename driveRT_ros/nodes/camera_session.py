@@ -26,9 +26,9 @@ from driveRT_ros.nodes.timejump import Jump
 IMAGE, INFO = "~/input/image{}", "~/input/camera_info{}"
 KINDS = {"raw": Image, "compressed": CompressedImage}
 
-STANDSTILL_S = 5.0
+STANDSTILL_S = 15.0
 """Sets are not waited for on a simulated clock that stands still this long: whoever moves it may
-itself be waiting for their result."""
+itself be waiting for their result; a detector on a busy machine may hold it up for seconds."""
 
 
 class CameraSession(Session):
@@ -54,7 +54,7 @@ class CameraSession(Session):
     ) -> None:
         self._book = book
         self._newest_ns = 0
-        self._clock_ns, self._clock_moved_s = 0, time.monotonic()
+        self._clock_ns, self._clock_moved_s, self._noticed = 0, time.monotonic(), False
         self.now_ns: int | None = None
         """Time by which images are paired; None takes the clock of the node."""
         numbers = range(len(config.cameras))
@@ -119,12 +119,21 @@ class CameraSession(Session):
         self.time_jumped(jump)
 
     def _check_parked(self) -> None:
+        """Let go what waits in vain.
+
+        Nothing goes that was not overdue one look ago already: a busy process finds this timer and
+        the images that are missing waiting side by side, and takes the timer first.
+        """
         now_s, now_ns = time.monotonic(), self._pairing_ns()
         if self.now_ns is not None or now_ns != self._clock_ns:
-            self._clock_ns, self._clock_moved_s = now_ns, now_s
-        elif now_s - self._clock_moved_s >= STANDSTILL_S:
-            self._gate.stands_still(now_s)
-        self._gate.poll(now_s, now_ns)
+            known_ns = now_ns if self.now_ns is not None else min(self._clock_ns, now_ns)
+            self._clock_ns, self._clock_moved_s, self._noticed = now_ns, now_s, False
+        else:
+            known_ns, noticed = now_ns, self._noticed
+            self._noticed = now_s - self._clock_moved_s >= STANDSTILL_S
+            if noticed and self._noticed:
+                self._gate.stands_still(now_s)
+        self._gate.poll(now_s, known_ns)
         self._gate.tick(now_s)
 
     def _pairing_ns(self) -> int:
