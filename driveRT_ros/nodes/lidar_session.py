@@ -16,7 +16,7 @@ from driveRT_ros.nodes.gate import CloudGate, GateActions
 from driveRT_ros.nodes.handler import OUTPUTS, LidarHandler, PosedCloud
 from driveRT_ros.nodes.health import WARN, Health
 from driveRT_ros.nodes.publish import Outputs
-from driveRT_ros.nodes.raw import message_class
+from driveRT_ros.nodes.raw import header_of, message_class
 from driveRT_ros.nodes.session import Session
 
 INPUT = "~/input/pointcloud"
@@ -74,7 +74,7 @@ class LidarSession(Session):
         return ended
 
     def _serialized(self, raw: bytes) -> None:
-        """Take a cloud as it arrives; what is none has no header by which it could be announced."""
+        """Take a cloud as it arrives; what is none is announced where its header can be read."""
         try:
             msg = read_cloud(raw, message_class)
         except InvalidFrame as error:
@@ -82,6 +82,8 @@ class LidarSession(Session):
             self._health.dropped(error.code)
             sentence = f"A cloud is dropped: {error}"
             self._health.fault(f"invalid {error.code}", WARN, sentence, time.monotonic())
+            if (header := header_of(raw)).frame_id:
+                self._outputs.publish_dropped(header)
         else:
             self.cloud(msg)
 

@@ -96,7 +96,13 @@ def test_garbage_cloud_is_dropped_and_reported_and_the_next_one_works(live: Live
 def test_bytes_that_are_no_cloud_are_dropped_and_reported_and_the_next_cloud_works(
     live: Live,
 ) -> None:
-    live.send(serialize_message(make_cloud(live.next_stamp_ns()))[:60])
+    dropped = f"{DEBUG}/dropped_cloud"
+    live.client.subscribe(Header, dropped)
+    live.client.wait_matched()
+    cloud = make_cloud(live.next_stamp_ns())
+    live.send(serialize_message(cloud)[:60])
+    assert live.client.wait_count(dropped, 1) == [cloud.header]
+    live.client.unsubscribe(dropped)
     status = wait_for_status(live.client, "A serialized cloud ends before")
     assert (status.level, values(status)["dropped.raw"]) == (DiagnosticStatus.WARN, "1")
     assert len(live.ask(make_cloud(live.next_stamp_ns())).detections) > 0
