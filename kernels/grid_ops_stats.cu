@@ -267,6 +267,7 @@ __device__ __forceinline__ void one_leaf(const GridStats& m, u32 i) {
     }
     const int origin[3] = {static_cast<int>(place.x) & ~7, static_cast<int>(place.y) & ~7, static_cast<int>(place.z) & ~7};
     leaf_box(word, origin, &s);
+    __syncwarp();  // others have read the head of the leaf, which is written now
     if (lane) return;
     *record(m, i) = s;
     if (m.write) write_leaf(m, s, leaf, place.w);

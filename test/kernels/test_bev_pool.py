@@ -236,6 +236,13 @@ def test_one_interval_may_hold_every_point(backend, tactic, shape):
     check(backend, tactic, made, depth, context)
 
 
+def test_parts_of_an_interval_wait_for_each_other_at_every_round_of_channels(backend):
+    # 131 channels: one a lane, 64 at once, so the parts meet three times in the same memory.
+    made = one_cell_map((2, 70, 6, 5))
+    depth, context = tensors(made, 131, F32, F32)
+    check(backend, BALANCED, made, depth, context)
+
+
 @pytest.mark.parametrize("tactic", [TILES, BALANCED])
 @pytest.mark.parametrize("shape", [(1, 40, 3, 5), (3, 5, 17, 7), (2, 9, 16, 4), (2, 130, 2, 3)])
 @pytest.mark.parametrize("cells", [3, 40])
