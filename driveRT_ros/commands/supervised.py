@@ -19,7 +19,13 @@ from driveRT_ros.commands.common import (
 )
 from driveRT_ros.core.errors import ConfigError
 from driveRT_ros.core.schema import Config
-from driveRT_ros.nodes.process_env import node_command, node_environment, private_domain
+from driveRT_ros.nodes.process_env import (
+    LIVE,
+    PRIVATE,
+    node_command,
+    node_environment,
+    private_domain,
+)
 from driveRT_ros.nodes.processes import NodeProcess, ProcessFailed, Supervisor
 from driveRT_ros.nodes.stop import PARTIAL
 
@@ -32,16 +38,22 @@ _CLOSE_BAG_S = 35.0
 
 
 @contextmanager
-def supervised(out: Path) -> Iterator[Supervisor]:
+def supervised(out: Path, transports: str = PRIVATE) -> Iterator[Supervisor]:
     """Yield a supervisor whose nodes log into a folder, in a domain that nobody else uses.
 
-    Where ``ROS_DOMAIN_ID`` is set, that one is used.
+    Where ``ROS_DOMAIN_ID`` is set, that one is used, with the transports of live nodes.
+
+    Args:
+        out: Takes the folder ``logs``.
+        transports: Of Fast DDS in a domain of their own.
     """
     with ExitStack() as stack:
         domain = None
-        if "ROS_DOMAIN_ID" not in os.environ:
+        if "ROS_DOMAIN_ID" in os.environ:
+            transports = LIVE
+        else:
             domain = stack.enter_context(private_domain())
-        yield stack.enter_context(Supervisor(out / "logs", node_environment(domain)))
+        yield stack.enter_context(Supervisor(out / "logs", node_environment(domain, transports)))
 
 
 def start_recorder(
