@@ -121,7 +121,7 @@ def test_the_command_detects_in_a_bag_in_nuscenes_and_in_kitti(tmp_path: Path, c
         (("--sim", "1", "--max-range", "-1"), "must be positive"),
         (("--sim", "1", "--submission", "absent/s.json"), "folder of 'absent/s.json'"),
         (("--kitti", "nowhere"), "has no KITTI frames"),
-        (("--nuscenes", "nowhere"), "are not in 'nowhere'"),
+        (("--nuscenes", "nowhere"), "'nowhere' is no folder"),
         (("--bag", "nowhere"), "nowhere"),
         (("--sim", "1", "--weights", "no.safetensors"), "'no.safetensors' does not exist"),
     ],
