@@ -139,7 +139,7 @@ class Offline(PerceptionNode):
         try:
             take(message)
         except (InvalidFrame, RuntimeError) as error:
-            self.get_logger().warn(f"A message of {message.topic} cannot be read: {error}")
+            self.get_logger().warning(f"A message of {message.topic} cannot be read: {error}")
 
     def _may_start(self) -> bool:
         topic = f"{self.get_fully_qualified_name()}/output/{self.main_output}"
