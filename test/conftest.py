@@ -11,8 +11,8 @@ from pathlib import Path
 
 import pytest
 
-from driveRT_ros.nodes.process_env import PRIVATE, TRANSPORTS
 from driveRT_ros.nodes.shared_memory import remove_dead
+from test.support.node_process import TRANSPORTS
 
 REPO = Path(__file__).resolve().parents[1]
 
@@ -68,7 +68,7 @@ def ros_env(tmp_path: Path) -> Iterator[dict[str, str]]:
                 **os.environ,
                 "ROS_DOMAIN_ID": str(domain),
                 "ROS_LOG_DIR": str(tmp_path / "ros_log"),
-                TRANSPORTS: PRIVATE,
+                "FASTDDS_BUILTIN_TRANSPORTS": TRANSPORTS,
                 "PYTHONUNBUFFERED": "1",
             }
             return

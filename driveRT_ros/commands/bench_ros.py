@@ -31,7 +31,7 @@ from driveRT_ros.commands.common import (
 )
 from driveRT_ros.commands.supervised import supervised
 from driveRT_ros.core.errors import ConfigError, DeviceError
-from driveRT_ros.nodes.process_env import LIVE, TRANSPORTS, node_command, node_environment
+from driveRT_ros.nodes.process_env import node_command, node_environment
 from driveRT_ros.nodes.processes import NodeProcess, ProcessFailed, Supervisor
 
 if TYPE_CHECKING:
@@ -80,7 +80,7 @@ def measure(args: argparse.Namespace) -> dict[str, Any]:
         "cpu": processor(),
         "precision": config.precision,
         "past_sweeps": config.densification_params.num_past_frames,
-        "transports": node_environment()[TRANSPORTS],
+        "transports": node_environment()["FASTDDS_BUILTIN_TRANSPORTS"],
         "reliability": config.input.reliability,
         "queue_depth": config.input.queue_depth,
         "warm_ups": WARM_UPS,
@@ -159,7 +159,7 @@ class Case:
         limits = dataclasses.replace(self.config.diagnostics, latency_window=min(count, 100_000))
         config = dataclasses.replace(self.config, diagnostics=limits)
         result = self.folder / "result.json"
-        with supervised(self.folder, LIVE) as supervisor:
+        with supervised(self.folder) as supervisor:
             params_file = write_parameter_file(config, self.folder / "lidar_node.yaml")
             argv = node_command("lidar_node", params_file=params_file)
             node = supervisor.start(LIDAR_NODE, argv)

@@ -13,7 +13,6 @@ from rich.table import Table
 from driveRT_ros import __version__
 from driveRT_ros.commands.common import console
 from driveRT_ros.core.errors import ConfigError
-from driveRT_ros.nodes.process_env import LIVE, TRANSPORTS
 
 HELP = "show versions, devices, ROS availability and the contents of a bag or a Plan"
 EXAMPLES = """\
@@ -92,12 +91,12 @@ def _show_machine() -> None:
     table.add_row("rclpy", _ros())
     missing = [name for name in _MESSAGE_PACKAGES if importlib.util.find_spec(name) is None]
     table.add_row("messages", f"missing: {', '.join(missing)}" if missing else "all found")
-    transports = os.environ.get(TRANSPORTS)
+    transports = os.environ.get("FASTDDS_BUILTIN_TRANSPORTS")
     table.add_row(
         "transport",
-        f"{TRANSPORTS}={transports}"
+        f"FASTDDS_BUILTIN_TRANSPORTS={transports}"
         if transports
-        else f"{TRANSPORTS} is not set; nodes that others may talk to get {LIVE}",
+        else "FASTDDS_BUILTIN_TRANSPORTS is not set; drivert sets LARGE_DATA for its nodes",
     )
     console.print(table)
 

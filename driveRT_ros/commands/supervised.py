@@ -19,13 +19,7 @@ from driveRT_ros.commands.common import (
 )
 from driveRT_ros.core.errors import ConfigError
 from driveRT_ros.core.schema import Config
-from driveRT_ros.nodes.process_env import (
-    LIVE,
-    PRIVATE,
-    node_command,
-    node_environment,
-    private_domain,
-)
+from driveRT_ros.nodes.process_env import node_command, node_environment, private_domain
 from driveRT_ros.nodes.processes import NodeProcess, ProcessFailed, Supervisor
 from driveRT_ros.nodes.stop import PARTIAL
 
@@ -38,22 +32,16 @@ _CLOSE_BAG_S = 35.0
 
 
 @contextmanager
-def supervised(out: Path, transports: str = PRIVATE) -> Iterator[Supervisor]:
+def supervised(out: Path) -> Iterator[Supervisor]:
     """Yield a supervisor whose nodes log into a folder, in a domain that nobody else uses.
 
-    Where ``ROS_DOMAIN_ID`` is set, that one is used, with the transports of live nodes.
-
-    Args:
-        out: Takes the folder ``logs``.
-        transports: Of Fast DDS in a domain of their own.
+    Where ``ROS_DOMAIN_ID`` is set, that one is used.
     """
     with ExitStack() as stack:
         domain = None
-        if "ROS_DOMAIN_ID" in os.environ:
-            transports = LIVE
-        else:
+        if "ROS_DOMAIN_ID" not in os.environ:
             domain = stack.enter_context(private_domain())
-        yield stack.enter_context(Supervisor(out / "logs", node_environment(domain, transports)))
+        yield stack.enter_context(Supervisor(out / "logs", node_environment(domain)))
 
 
 def start_recorder(

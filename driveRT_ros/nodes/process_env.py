@@ -16,18 +16,6 @@ from driveRT_ros.nodes.shared_memory import remove_dead
 
 _turns = itertools.count()
 
-TRANSPORTS = "FASTDDS_BUILTIN_TRANSPORTS"
-LIVE = "LARGE_DATA"
-"""For nodes that others may talk to, on this host or another. Over its default transports Fast DDS
-drops nearly every best-effort message of the size of a cloud."""
-PRIVATE = "DEFAULT?max_msg_size=60KB&sockets_size=4MB"
-"""For processes that only talk to each other: shared memory with room for clouds and images.
-
-:data:`LIVE` sends over TCP as well. In Fast DDS 3.2 two participants that open a connection at the
-same moment may each wait for the other for ever (once in a hundred starts on a busy machine), and
-closing such a one hangs with the lock of the interpreter.
-"""
-
 
 def node_command(
     module: str,
@@ -69,15 +57,15 @@ def _yaml(value: object) -> str:
     return f'"{escaped}"'
 
 
-def node_environment(domain_id: int | None = None, transports: str = LIVE) -> dict[str, str]:
+def node_environment(domain_id: int | None = None) -> dict[str, str]:
     """Return the environment in which node processes find this package and lose no cloud.
 
     Args:
         domain_id: ROS domain; None keeps the caller's.
-        transports: Of Fast DDS, unless the caller's environment names some.
     """
     env = dict(os.environ)
-    env.setdefault(TRANSPORTS, transports)
+    # Fast DDS drops nearly every best-effort message of cloud size over its default transports.
+    env.setdefault("FASTDDS_BUILTIN_TRANSPORTS", "LARGE_DATA")
     if domain_id is not None:
         env["ROS_DOMAIN_ID"] = str(domain_id)
     root = str(Path(__file__).resolve().parents[2])

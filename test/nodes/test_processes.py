@@ -11,14 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from driveRT_ros.nodes.process_env import (
-    LIVE,
-    PRIVATE,
-    TRANSPORTS,
-    node_command,
-    node_environment,
-    private_domain,
-)
+from driveRT_ros.nodes.process_env import node_command, node_environment, private_domain
 from driveRT_ros.nodes.processes import ProcessFailed, Supervisor
 
 DEAF = """
@@ -114,15 +107,14 @@ def test_private_domains_differ_and_are_legal() -> None:
 
 
 def test_the_environment_loses_no_cloud_and_finds_the_package(monkeypatch) -> None:
-    monkeypatch.delenv(TRANSPORTS, raising=False)
+    monkeypatch.delenv("FASTDDS_BUILTIN_TRANSPORTS", raising=False)
     monkeypatch.setenv("PYTHONPATH", "/elsewhere")
     env = node_environment(42)
-    assert env[TRANSPORTS] == LIVE == "LARGE_DATA"
-    assert node_environment(42, PRIVATE)[TRANSPORTS] == PRIVATE
+    assert env["FASTDDS_BUILTIN_TRANSPORTS"] == "LARGE_DATA"
     assert env["ROS_DOMAIN_ID"] == "42"
     assert env["PYTHONPATH"].split(os.pathsep)[1:] == ["/elsewhere"]
-    monkeypatch.setenv(TRANSPORTS, "UDPv4")
-    assert node_environment()[TRANSPORTS] == "UDPv4"  # the user's choice stands
+    monkeypatch.setenv("FASTDDS_BUILTIN_TRANSPORTS", "UDPv4")
+    assert node_environment()["FASTDDS_BUILTIN_TRANSPORTS"] == "UDPv4"  # the user's choice stands
 
 
 def test_a_node_command_is_what_ros2_run_would_be_given(tmp_path: Path) -> None:

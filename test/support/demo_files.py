@@ -7,7 +7,7 @@ import subprocess
 import sys
 from pathlib import Path
 
-from driveRT_ros.nodes.process_env import PRIVATE, TRANSPORTS
+from test.support.node_process import TRANSPORTS
 
 TINY_NETWORK = """
 voxelization:
@@ -66,10 +66,10 @@ def tiny_scene(folder: Path) -> Path:
 
 
 def drivert(
-    *arguments: object, timeout_s: float = 500.0, transports: str = PRIVATE
+    *arguments: object, timeout_s: float = 500.0, transports: str = TRANSPORTS
 ) -> subprocess.CompletedProcess[str]:
     """Run the command in a process of its own, without a ROS domain of the caller."""
     env = {k: v for k, v in os.environ.items() if k != "ROS_DOMAIN_ID"}
-    env |= {"OMP_NUM_THREADS": "1", "COLUMNS": "120", TRANSPORTS: transports}
+    env |= {"OMP_NUM_THREADS": "1", "COLUMNS": "120", "FASTDDS_BUILTIN_TRANSPORTS": transports}
     argv = [sys.executable, "-m", "driveRT_ros", *map(str, arguments)]
     return subprocess.run(argv, env=env, capture_output=True, text=True, timeout=timeout_s)

@@ -9,7 +9,15 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 
-from driveRT_ros.nodes.process_env import PRIVATE, TRANSPORTS, node_command, node_environment
+from driveRT_ros.nodes.process_env import node_command, node_environment
+
+TRANSPORTS = "DEFAULT?max_msg_size=60KB&sockets_size=4MB"
+"""UDP to find each other, and shared memory with room for clouds and images.
+
+LARGE_DATA, which nodes use where nothing is said, sends over TCP as well. In Fast DDS 3.2 two
+participants that open a connection at the same moment may each wait for the other for ever (once in
+a hundred starts on a busy machine), and closing such a one hangs with the lock of the interpreter.
+"""
 
 LATE_S = 240.0
 """A process that takes longer hangs. Ten seconds are a start, minutes where all else is busy."""
@@ -76,7 +84,7 @@ def started(
     *,
     params: Mapping[str, object] | None = None,
     extra_args: tuple[str, ...] = (),
-    transports: str = PRIVATE,
+    transports: str = TRANSPORTS,
     package: str = "driveRT_ros.nodes",
 ) -> Iterator[NodeUnderTest]:
     """Start ``<package>.<module>``; kill it, and it alone, where it is still running.
@@ -87,12 +95,12 @@ def started(
         domain_id: ROS domain.
         params: ROS parameters by name.
         extra_args: Appended after ``--ros-args`` and the parameters.
-        transports: Of Fast DDS.
+        transports: Value of FASTDDS_BUILTIN_TRANSPORTS.
         package: Where the module is.
     """
     env = {
         **node_environment(domain_id),
-        TRANSPORTS: transports,
+        "FASTDDS_BUILTIN_TRANSPORTS": transports,
         "OMP_NUM_THREADS": "1",
         "ROS_LOG_DIR": str(folder / "ros_log"),
     }

@@ -17,8 +17,7 @@ from rclpy.node import Node
 from rclpy.qos import DurabilityPolicy, QoSProfile, ReliabilityPolicy
 
 from driveRT_ros.nodes.handshake import Handshake
-from driveRT_ros.nodes.process_env import PRIVATE, TRANSPORTS
-from test.support.node_process import LATE_S
+from test.support.node_process import LATE_S, TRANSPORTS
 
 
 def profile(depth: int = 50, *, best_effort: bool = False, latched: bool = False) -> QoSProfile:
@@ -32,7 +31,7 @@ class RosClient:
     """A node in its own context that spins in a thread; use it as a context manager."""
 
     def __init__(
-        self, domain_id: int, name: str = "test_client", *, transports: str = PRIVATE
+        self, domain_id: int, name: str = "test_client", *, transports: str = TRANSPORTS
     ) -> None:
         self._domain_id, self._name, self._transports = domain_id, name, transports
         self._arrived = threading.Condition()
@@ -41,7 +40,7 @@ class RosClient:
         self._subscriptions: dict[str, Any] = {}
 
     def __enter__(self) -> RosClient:
-        os.environ[TRANSPORTS] = self._transports  # read at rclpy.init
+        os.environ["FASTDDS_BUILTIN_TRANSPORTS"] = self._transports  # read at rclpy.init
         self._context = Context()
         rclpy.init(args=[], context=self._context, domain_id=self._domain_id)
         self.node = Node(self._name, context=self._context)
