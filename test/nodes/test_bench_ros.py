@@ -31,7 +31,7 @@ def test_clouds_of_two_rates_are_answered_or_named_and_their_latency_is_told(tmp
     network.write_text(TINY_NETWORK + STILL)
     done = drivert(
         "bench", "ros", "--device", "cpu", "--sizes", 0.05, "--rates", "5,400", "--duration", 1,
-        "--config", network, "--output", output, transports="LARGE_DATA",
+        "--config", network, "--output", output,
     )  # fmt: skip
     assert done.returncode == 0, done.stdout + done.stderr
     report = json.loads(output.read_text())

@@ -11,13 +11,8 @@ from pathlib import Path
 
 from driveRT_ros.nodes.process_env import node_command, node_environment
 
-TRANSPORTS = "DEFAULT?max_msg_size=60KB&sockets_size=4MB"
-"""UDP to find each other, and shared memory with room for clouds and images.
-
-LARGE_DATA, which nodes use where nothing is said, sends over TCP as well. In Fast DDS 3.2 two
-participants that open a connection at the same moment may each wait for the other for ever (once in
-a hundred starts on a busy machine), and closing such a one hangs with the lock of the interpreter.
-"""
+TRANSPORTS = "LARGE_DATA"
+"""What nodes use where nothing is said, whatever the environment of the tests says."""
 
 LATE_S = 240.0
 """A process that takes longer hangs. Ten seconds are a start, minutes where all else is busy."""
