@@ -27,7 +27,7 @@ def test_a_stamp_that_no_clock_can_hold_is_no_time() -> None:
 
 def test_a_transform_that_cannot_be_read_costs_itself_alone() -> None:
     said = []
-    logger = SimpleNamespace(warn=said.append)
+    logger = SimpleNamespace(warning=said.append)
     node = SimpleNamespace(get_logger=lambda: logger, handle_transforms=pytest.fail)
     message = BagMessage("/tf", "tf2_msgs/msg/TFMessage", 1, b"\0\1\0\0\xff\xff\xff\xff")
     OfflineNode._try(node, message, lambda m: OfflineNode.take_ahead(node, m))
