@@ -30,8 +30,8 @@ from driveRT_ros.io.pointcloud import decode
 from driveRT_ros.io.render import render_bev
 from driveRT_ros.io.scene_bag import TF, TF_STATIC, read_scene_frames
 from driveRT_ros.io.topics import choose_topic
+from driveRT_ros.nodes.result import STAGES
 
-_STAGES = ("decode", "preprocess", "inference", "postprocess", "publish", "total")
 _STAGE_PREFIX = f"/{LIDAR_NODE}/debug/processing_time/"
 _FPS = 10.0
 _GAP_PX = 12
@@ -59,8 +59,8 @@ class Recorded:
 
     def frame_ms(self, index: int) -> dict[str, float]:
         """Return the milliseconds of one frame, where each frame has left its times."""
-        times = {stage: self.stage_ms.get(stage, []) for stage in _STAGES}
-        return {s: times[s][index] for s in _STAGES if len(times[s]) == self.messages}
+        times = {stage: self.stage_ms.get(stage, []) for stage in STAGES}
+        return {s: times[s][index] for s in STAGES if len(times[s]) == self.messages}
 
     @property
     def num_boxes(self) -> int:
@@ -106,7 +106,7 @@ def _says_untrained(diagnostics: Any) -> bool:
 
 def show_latency(recorded: Recorded, out: Path) -> None:
     """Print the latency table and write it as JSON."""
-    times = {stage: recorded.stage_ms[stage] for stage in _STAGES if stage in recorded.stage_ms}
+    times = {stage: recorded.stage_ms[stage] for stage in STAGES if stage in recorded.stage_ms}
     rows = print_latency(times, console, "Time a frame takes in the LiDAR node")
     write_latency_json(rows, out / "latency.json")
 

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 from driveRT_ros.commands.common import amount, progress, whole_number
 from driveRT_ros.core.config import NUSCENES_FORWARD_YAW_DEG
 from driveRT_ros.core.errors import ConfigError
+from driveRT_ros.io import kitti
 
 if TYPE_CHECKING:
     from driveRT_ros.core.frame import SceneFrame
@@ -22,7 +23,7 @@ PARAMETERS: dict[str, dict[str, Any]] = {
     "sim": {FORWARD: NUSCENES_FORWARD_YAW_DEG},
     "nuscenes": {FORWARD: NUSCENES_FORWARD_YAW_DEG},
     "kitti": {
-        FORWARD: 0.0,  # x is ahead
+        FORWARD: kitti.FORWARD_YAW_DEG,
         "densification_params.num_past_frames": 0,  # single frames without pose
         "input.intensity_scale": 255.0,  # reflectance is 0..1
     },
@@ -122,8 +123,6 @@ def _open_source(args: argparse.Namespace, name: str) -> tuple[Iterable[SceneFra
 
         return NuScenes(args.nuscenes, args.nuscenes_version).frames(), None
     if name == "kitti":
-        from driveRT_ros.io import kitti
-
         return kitti.frames(args.kitti), None
     from driveRT_ros.sim.config import SimConfig
     from driveRT_ros.sim.simulate import simulate

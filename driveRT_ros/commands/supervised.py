@@ -21,6 +21,7 @@ from driveRT_ros.core.errors import ConfigError
 from driveRT_ros.core.schema import Config
 from driveRT_ros.nodes.process_env import node_command, node_environment, private_domain
 from driveRT_ros.nodes.processes import NodeProcess, ProcessFailed, Supervisor
+from driveRT_ros.nodes.recorder_node import CLOSE_S
 from driveRT_ros.nodes.stop import PARTIAL
 
 SUBSCRIBER_S = 60.0
@@ -28,7 +29,7 @@ SUBSCRIBER_S = 60.0
 _RECORDER = "recorder_node"
 
 _LAST_MESSAGES_S = 0.5
-_CLOSE_BAG_S = 35.0
+_CLOSE_BAG_S = CLOSE_S + 5.0
 
 
 @contextmanager

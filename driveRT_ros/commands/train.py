@@ -73,10 +73,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--make-shards", metavar="DIR", help="write frames of --data to DIR instead of training"
     )
     parser.add_argument(
-        "--scenes",
-        metavar="N",
-        type=int,
-        help="drives to write (nuScenes: all by default)",
+        "--scenes", metavar="N", type=int, help="drives to write (nuScenes: all by default)"
     )
 
 

@@ -85,8 +85,7 @@ class Kernel:
         self.name, self.shared_bytes = name, shared_bytes
         arch = device_arch(self.device, specific=specific)
         self._context = _context(self.device)
-        key = tuple(sorted((k, str(v)) for k, v in (defines or {}).items()))
-        module = _module(self.device, stem, arch, key)
+        module = _module(self.device, stem, arch, _key(defines))
         self.function = ctypes.c_void_p()
         with _current(self._context):  # this thread may have none, or that of another device
             code = _driver().cuModuleGetFunction(ctypes.byref(self.function), module, name.encode())
@@ -172,8 +171,11 @@ def kernel_on(
 
     The arguments are those of :class:`Kernel`.
     """
-    key = tuple(sorted((k, str(v)) for k, v in (defines or {}).items()))
-    return _kept_kernel(_device_index(device), stem, name, key)
+    return _kept_kernel(_device_index(device), stem, name, _key(defines))
+
+
+def _key(defines: Defines | None) -> tuple[tuple[str, str], ...]:
+    return tuple(sorted((k, str(v)) for k, v in (defines or {}).items()))
 
 
 @functools.cache

@@ -9,7 +9,7 @@ z up.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from pathlib import Path
 
 import cv2
@@ -138,36 +138,38 @@ def _rectified_from_lidar(calibration: dict[str, np.ndarray]) -> np.ndarray:
 def _ground_truth(path: Path, T_rect_lidar: np.ndarray) -> Detections:
     T_lidar_rect = inverse(T_rect_lidar)
     rows, labels = [], []
-    for number, line in enumerate(path.read_text().splitlines(), 1):
-        words = line.split()
-        if not words or words[0] not in CLASS_OF_TYPE:
-            continue
-        try:
-            height, width, length, x, y, z, rotation_y = map(float, words[8:15])
-        except ValueError:
-            raise ConfigError(f"KITTI label '{path}', line {number} lacks values: {line}") from None
+    for kind, values in _labelled(path, CLASS_OF_TYPE, slice(8, 15)):
+        height, width, length, x, y, z, rotation_y = values
         centre = T_lidar_rect @ (x, y - height / 2, z, 1.0)  # y points down: up is minus
         # at rotation_y = 0 a box heads along +x of the camera, and turns about y, which is down
         heading = T_lidar_rect[:3, :3] @ (math.cos(rotation_y), 0.0, -math.sin(rotation_y))
         yaw_ccw = math.atan2(heading[1], heading[0])
         rows.append([*centre[:3], length, width, height, yaw_ccw, math.nan, math.nan])
-        labels.append(NUSCENES_CLASSES.index(CLASS_OF_TYPE[words[0]]))
+        labels.append(NUSCENES_CLASSES.index(CLASS_OF_TYPE[kind]))
     return ground_truth(rows, labels, None, None)
 
 
 def _regions(path: Path) -> np.ndarray:
     """Return the (K, 4) rectangles left, top, right, bottom in which nothing is labelled."""
-    rows = []
+    rows = [corners for _, corners in _labelled(path, (DONT_CARE,), slice(4, 8))]
+    return np.array(rows, np.float64).reshape(-1, 4)
+
+
+def _labelled(
+    path: Path, kinds: Collection[str], columns: slice
+) -> Iterator[tuple[str, list[float]]]:
+    """Yield the kind of each object that is of one of these, and the numbers in some columns."""
     for number, line in enumerate(path.read_text().splitlines(), 1):
         words = line.split()
-        if not words or words[0] != DONT_CARE:
+        if not words or words[0] not in kinds:
             continue
         try:
-            left, top, right, bottom = map(float, words[4:8])
+            values = [float(word) for word in words[columns]]
         except ValueError:
-            raise ConfigError(f"KITTI label '{path}', line {number} lacks values: {line}") from None
-        rows.append((left, top, right, bottom))
-    return np.array(rows, np.float64).reshape(-1, 4)
+            values = []
+        if len(values) != columns.stop - columns.start:
+            raise ConfigError(f"KITTI label '{path}', line {number} lacks values: {line}")
+        yield words[0], values
 
 
 def _camera(path: Path, P: np.ndarray, T_ego_rect: np.ndarray, stamp_ns: int) -> CameraFrame:

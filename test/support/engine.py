@@ -46,9 +46,6 @@ class ShimKernel:
 
         return launch
 
-    def prefer_shared(self, percent):
-        return self
-
 
 class ShimBranch:
     """What ``core.cuda.Branch`` is where everything runs in order."""
@@ -72,7 +69,11 @@ def put_on_the_shim(monkeypatch, capability=(9, 0)):
     monkeypatch.setattr(backbone_module, "Branch", ShimBranch)
     monkeypatch.setattr(frame_maps_module, "Kernel", ShimKernel)
     monkeypatch.setattr(heads_module, "Kernel", ShimKernel)
-    monkeypatch.setattr(row_crcs_module, "Kernel", ShimKernel)
+    monkeypatch.setattr(
+        row_crcs_module,
+        "grid_kernel",
+        lambda stem, name, device: ShimKernel(stem, name, device=device),
+    )
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device=None: capability)
     monkeypatch.setattr(torch.cuda, "get_device_name", lambda device=None: GPU)
     properties = SimpleNamespace(multi_processor_count=1, max_threads_per_multi_processor=2048)

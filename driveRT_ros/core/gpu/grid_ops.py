@@ -283,7 +283,8 @@ def resident_blocks(device: torch.device) -> int:
 
 
 @functools.cache
-def _kernel(stem: str, name: str, device: torch.device) -> Kernel:
+def grid_kernel(stem: str, name: str, device: torch.device) -> Kernel:
+    """Return a kernel of the grids, looked up once for a device."""
     kernel = Kernel(stem, name, device=device)
     # Of the checksum five blocks need all the shared memory that there is.
     return kernel.prefer_shared(100) if stem == "grid_ops_checksum" else kernel
@@ -294,6 +295,6 @@ def _launcher(device: torch.device) -> Run:
         stem: str, name: str, grid: int, block: int, *args: object, dependent: bool = False
     ) -> None:
         # Not dependent: the first kernel here, behind what torch launched.
-        _kernel(stem, name, device).bind(grid, block, *args, dependent=dependent)()
+        grid_kernel(stem, name, device).bind(grid, block, *args, dependent=dependent)()
 
     return run

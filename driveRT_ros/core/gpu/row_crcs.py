@@ -7,11 +7,10 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from driveRT_ros.core.cuda import Kernel
 from driveRT_ros.core.fingerprint import ROWS
 from driveRT_ros.core.gpu.crc_powers import operators_on
 from driveRT_ros.core.gpu.domains import BEV_DILATED
-from driveRT_ros.core.gpu.grid_ops import MESSAGES, WARPS, resident_blocks
+from driveRT_ros.core.gpu.grid_ops import MESSAGES, WARPS, grid_kernel, resident_blocks
 from driveRT_ros.core.kernel_args import struct_value
 from driveRT_ros.core.reference.grid_ops import BLOCK
 
@@ -85,8 +84,6 @@ def frame_crcs(engine: SparseBackbone, words: torch.Tensor) -> RowCrcs:
 
 def _binder(device: torch.device) -> Bind:
     def bind(name: str, blocks: int, threads: int, *args: object) -> Callable[[], None]:
-        # As many blocks as `resident_blocks` says need all the shared memory that there is.
-        kernel = Kernel("grid_ops_checksum", name, device=device).prefer_shared(100)
-        return kernel.bind(blocks, threads, *args)
+        return grid_kernel("grid_ops_checksum", name, device).bind(blocks, threads, *args)
 
     return bind

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import functools
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -11,7 +10,7 @@ import numpy as np
 import torch
 
 from driveRT_ros.core.config import DensificationConfig
-from driveRT_ros.core.cuda import Kernel
+from driveRT_ros.core.cuda import kernel_on
 from driveRT_ros.core.device_faults import device_fault, keep
 from driveRT_ros.core.errors import InvalidFrame
 from driveRT_ros.core.frame import PointBatch
@@ -188,11 +187,7 @@ class DeviceSweepBuffer(SweepBuffer):
 
 
 def _launcher(device: torch.device) -> Run:
-    @functools.cache
-    def kernel(name: str) -> Kernel:
-        return Kernel("sweeps", name, device=device)
-
     def run(name: str, grid: tuple[int, int], block: int, *args: object) -> None:
-        kernel(name).bind(grid, block, *args)()
+        kernel_on(device, "sweeps", name).bind(grid, block, *args)()
 
     return run
