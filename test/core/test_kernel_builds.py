@@ -76,14 +76,11 @@ def test_what_sweeps_and_fingerprints_need_is_compiled_ahead_too(
 ) -> None:
     asked = set()
 
-    def kernel(stem: str, *_: object, **how: object) -> engine.ShimKernel:
+    def kernel_on(device: torch.device, stem: str, *kind: str) -> engine.ShimKernel:
         asked.add(stem)
-        return engine.ShimKernel(stem, *_, **how)
+        return engine.ShimKernel(stem, *kind, device=device)
 
-    def kernel_on(device: torch.device, *kind: str) -> engine.ShimKernel:
-        return kernel(*kind, device=device)
-
-    monkeypatch.setattr(sweeps, "Kernel", kernel)
+    monkeypatch.setattr(sweeps, "kernel_on", kernel_on)
     monkeypatch.setattr(unpack_points, "kernel_on", kernel_on)
     buffer = DeviceSweepBuffer(DensificationConfig(), torch.device("cpu"))
     for stamp_ns in (0, 1):
