@@ -39,7 +39,7 @@ setup(
         ("share/ament_index/resource_index/packages", [f"config/ament/{NAME}"]),
         (f"share/{NAME}", ["package.xml"]),
         *share("launch", "*"),
-        *share("config", "*.yaml", "*.json", "*.rviz", "*.md"),
+        *share("config", "*.xml", "*.yaml", "*.json", "*.rviz", "*.md"),
         *share("kernels", "*"),
         *share("interfaces", "*"),
     ],

@@ -12,9 +12,15 @@ from pathlib import Path
 import pytest
 
 from driveRT_ros.nodes.shared_memory import remove_dead
-from test.support.node_process import TRANSPORTS
+from driveRT_ros.nodes.transport import CHOICES, transport_environment
 
 REPO = Path(__file__).resolve().parents[1]
+
+# What nodes use where nothing is said, whatever the environment of the tests says. Fast DDS reads
+# it once in a process.
+for choice in CHOICES:
+    os.environ.pop(choice, None)
+os.environ.update(transport_environment({}))
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
@@ -68,7 +74,6 @@ def ros_env(tmp_path: Path) -> Iterator[dict[str, str]]:
                 **os.environ,
                 "ROS_DOMAIN_ID": str(domain),
                 "ROS_LOG_DIR": str(tmp_path / "ros_log"),
-                "FASTDDS_BUILTIN_TRANSPORTS": TRANSPORTS,
                 "PYTHONUNBUFFERED": "1",
             }
             return

@@ -33,6 +33,7 @@ from driveRT_ros.commands.supervised import supervised
 from driveRT_ros.core.errors import ConfigError, DeviceError
 from driveRT_ros.nodes.process_env import node_command, node_environment
 from driveRT_ros.nodes.processes import NodeProcess, ProcessFailed, Supervisor
+from driveRT_ros.nodes.transport import transport_name
 
 if TYPE_CHECKING:
     from driveRT_ros.bench.sensor import SensorClouds
@@ -80,7 +81,7 @@ def measure(args: argparse.Namespace) -> dict[str, Any]:
         "cpu": processor(),
         "precision": config.precision,
         "past_sweeps": config.densification_params.num_past_frames,
-        "transports": node_environment()["FASTDDS_BUILTIN_TRANSPORTS"],
+        "transports": transport_name(node_environment()),
         "reliability": config.input.reliability,
         "queue_depth": config.input.queue_depth,
         "warm_ups": WARM_UPS,

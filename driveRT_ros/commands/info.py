@@ -13,6 +13,7 @@ from rich.table import Table
 from driveRT_ros import __version__
 from driveRT_ros.commands.common import console
 from driveRT_ros.core.errors import ConfigError
+from driveRT_ros.nodes.transport import chosen_transport, transport_setting
 
 HELP = "show versions, devices, ROS availability and the contents of a bag or a Plan"
 EXAMPLES = """\
@@ -91,13 +92,8 @@ def _show_machine() -> None:
     table.add_row("rclpy", _ros())
     missing = [name for name in _MESSAGE_PACKAGES if importlib.util.find_spec(name) is None]
     table.add_row("messages", f"missing: {', '.join(missing)}" if missing else "all found")
-    transports = os.environ.get("FASTDDS_BUILTIN_TRANSPORTS")
-    table.add_row(
-        "transport",
-        f"FASTDDS_BUILTIN_TRANSPORTS={transports}"
-        if transports
-        else "FASTDDS_BUILTIN_TRANSPORTS is not set; drivert sets LARGE_DATA for its nodes",
-    )
+    unset = f"not chosen; drivert and the launch files set {transport_setting(os.environ)}"
+    table.add_row("transport", chosen_transport(os.environ) or unset)
     console.print(table)
 
 

@@ -16,8 +16,8 @@ examples:
   drivert replay my_bag --start 10 --topics /LIDAR_TOP /tf /tf_static
   drivert replay my_bag --lockstep /lidar_node/output/detections   wait for each answer
 
-ROS_DOMAIN_ID is respected. Subscribers on other processes want
-FASTDDS_BUILTIN_TRANSPORTS=LARGE_DATA too, or they lose clouds.
+ROS_DOMAIN_ID is respected. Subscribers in other processes want the transport that
+'drivert info' names too, or they lose clouds.
 """
 
 

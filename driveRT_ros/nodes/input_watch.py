@@ -11,8 +11,7 @@ from rclpy.qos import qos_policy_name_from_kind
 
 from driveRT_ros.nodes.health import ERROR, WARN, Health
 from driveRT_ros.nodes.qos import SubscriptionEventCallbacks
-
-TRANSPORT = "FASTDDS_BUILTIN_TRANSPORTS"
+from driveRT_ros.nodes.transport import transport_hint
 
 
 class InputWatch:
@@ -56,7 +55,7 @@ class InputWatch:
             return
         sentence = (
             f"No {self._noun} on '{self._topic}' for more than {limit_s:g} s though {publishers} "
-            f"publisher(s) exist. {_transport_hint()}"
+            f"publisher(s) exist. {transport_hint(os.environ)}"
         )
         self._health.fault(self._silence, WARN, sentence, now_s, until_cleared=True)
 
@@ -72,13 +71,6 @@ class InputWatch:
         self._health.lost(event.total_count_change)
         sentence = (
             f"{event.total_count} {self._noun}s of '{self._topic}' were lost on their way. "
-            f"{_transport_hint()}"
+            f"{transport_hint(os.environ)}"
         )
         self._health.fault(self._lost, WARN, sentence, time.monotonic())
-
-
-def _transport_hint() -> str:
-    return (
-        f"Large messages need the environment variable {TRANSPORT}=LARGE_DATA in every process "
-        f"(here: {os.environ.get(TRANSPORT, 'unset')})."
-    )

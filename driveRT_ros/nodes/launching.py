@@ -5,16 +5,19 @@ The modules ``launch`` and ``launch_ros`` come with a ROS install and are not ne
 
 from __future__ import annotations
 
+import os
 from collections.abc import Mapping, Sequence
+from itertools import starmap
 from typing import Any
 
 from launch.actions import DeclareLaunchArgument, OpaqueFunction, SetEnvironmentVariable
 from launch.conditions import IfCondition
-from launch.substitutions import EnvironmentVariable, LaunchConfiguration, PathJoinSubstitution
+from launch.substitutions import LaunchConfiguration, PathJoinSubstitution
 from launch_ros.actions import LifecycleNode, Node
 from launch_ros.parameter_descriptions import ParameterValue
 from launch_ros.substitutions import FindPackageShare
 
+from driveRT_ros.nodes.transport import transport_environment
 from launch import LaunchDescription
 
 PACKAGE = "driveRT_ros"
@@ -45,11 +48,7 @@ def sensor_launch(
         [
             *arguments,
             *_common_arguments(params),
-            # Fast DDS loses most best-effort messages of this size over its default transports.
-            SetEnvironmentVariable(
-                "FASTDDS_BUILTIN_TRANSPORTS",
-                EnvironmentVariable("FASTDDS_BUILTIN_TRANSPORTS", default_value="LARGE_DATA"),
-            ),
+            *starmap(SetEnvironmentVariable, transport_environment(os.environ).items()),
             OpaqueFunction(function=node),
             Node(
                 package="rviz2",

@@ -13,6 +13,7 @@ from pathlib import Path
 
 from driveRT_ros.nodes.processes import ProcessFailed
 from driveRT_ros.nodes.shared_memory import remove_dead
+from driveRT_ros.nodes.transport import transport_environment
 
 _turns = itertools.count()
 
@@ -64,8 +65,7 @@ def node_environment(domain_id: int | None = None) -> dict[str, str]:
         domain_id: ROS domain; None keeps the caller's.
     """
     env = dict(os.environ)
-    # Fast DDS drops nearly every best-effort message of cloud size over its default transports.
-    env.setdefault("FASTDDS_BUILTIN_TRANSPORTS", "LARGE_DATA")
+    env |= transport_environment(env)
     if domain_id is not None:
         env["ROS_DOMAIN_ID"] = str(domain_id)
     root = str(Path(__file__).resolve().parents[2])

@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from driveRT_ros.nodes.process_env import node_environment
+from driveRT_ros.nodes.transport import transport_environment
 
 ROOT = Path(__file__).resolve().parents[2]
 TEXT = (ROOT / "README.md").read_text(encoding="utf-8")
@@ -124,10 +124,11 @@ def test_the_launch_files_show_their_arguments():
         assert result.returncode == 0, result.stderr
 
 
-def test_the_dds_setting_is_the_one_that_the_nodes_use(monkeypatch):
+def test_the_dds_setting_is_the_one_that_the_nodes_use():
     name, value = block_starting("export FASTDDS").removeprefix("export ").split("=")
-    monkeypatch.delenv(name, raising=False)  # tests may use another one
-    assert node_environment()[name] == value
+    share, _, below = value.rpartition(")/")
+    assert share == "$(ros2 pkg prefix --share driveRT_ros"
+    assert transport_environment({})[name] == str(ROOT / below)
 
 
 def test_the_parameter_table_is_that_of_the_code():

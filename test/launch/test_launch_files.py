@@ -23,6 +23,7 @@ from driveRT_ros.core.config import LidarConfig
 from driveRT_ros.nodes.params import yaml_text
 from driveRT_ros.nodes.recording import RecorderConfig
 from driveRT_ros.nodes.replay_config import ReplayConfig
+from driveRT_ros.nodes.transport import CHOICES, PROFILES
 
 REPO = Path(__file__).resolve().parents[2]
 LAUNCH_FILES = sorted((REPO / "launch").glob("*.launch.py"))
@@ -147,12 +148,18 @@ def test_included_arguments_are_those_of_the_included_file(made: Callable[..., M
     assert set(dict(include.kwargs["launch_arguments"])) <= set(declared)
 
 
-def test_large_messages_get_a_transport_that_carries_them(made: Callable[..., Made]) -> None:
+def test_large_messages_get_a_transport_that_carries_them(
+    made: Callable[..., Made], monkeypatch: pytest.MonkeyPatch
+) -> None:
     for name in ("camera", "lidar"):
         found = made(REPO / "launch" / f"{name}.launch.py")
-        assert found.names("SetEnvironmentVariable") == ["FASTDDS_BUILTIN_TRANSPORTS"]
-        (value,) = found.calls("EnvironmentVariable")
-        assert value.kwargs["default_value"] == "LARGE_DATA"
+        assert not found.calls("SetEnvironmentVariable")  # chosen already
+        with monkeypatch.context() as unset:
+            for choice in (*CHOICES, "ROS_DISTRO"):
+                unset.delenv(choice, raising=False)
+            found = made(REPO / "launch" / f"{name}.launch.py")
+        (variable,) = found.calls("SetEnvironmentVariable")
+        assert variable.args == (PROFILES, str(REPO / "config" / "fastdds.xml"))
     assert "lidar.launch.py" in (REPO / "launch" / "replay.launch.py").read_text()
 
 

@@ -37,7 +37,7 @@ def test_clouds_of_two_rates_are_answered_or_named_and_their_latency_is_told(tmp
     report = json.loads(output.read_text())
     assert (report["suite"], report["transports"], report["past_sweeps"]) == (
         "ros",
-        "LARGE_DATA",
+        "fastdds.xml",
         0,
     )
     assert (report["reliability"], report["queue_depth"]) == ("best_effort", 5)

@@ -13,6 +13,7 @@ import pytest
 
 from driveRT_ros.nodes.process_env import node_command, node_environment, private_domain
 from driveRT_ros.nodes.processes import ProcessFailed, Supervisor
+from driveRT_ros.nodes.transport import CHOICES, OLD_PROFILES, PROFILES, transport_environment
 
 DEAF = """
 import signal, time
@@ -107,14 +108,20 @@ def test_private_domains_differ_and_are_legal() -> None:
 
 
 def test_the_environment_loses_no_cloud_and_finds_the_package(monkeypatch) -> None:
-    monkeypatch.delenv("FASTDDS_BUILTIN_TRANSPORTS", raising=False)
+    for name in (*CHOICES, "ROS_DISTRO"):
+        monkeypatch.delenv(name, raising=False)
     monkeypatch.setenv("PYTHONPATH", "/elsewhere")
     env = node_environment(42)
-    assert env["FASTDDS_BUILTIN_TRANSPORTS"] == "LARGE_DATA"
+    chosen = {name: env[name] for name in CHOICES if name in env}
+    assert {name: Path(path).name for name, path in chosen.items()} == {PROFILES: "fastdds.xml"}
+    old = transport_environment({"ROS_DISTRO": "jazzy"})
+    assert old == {OLD_PROFILES: chosen[PROFILES]}
     assert env["ROS_DOMAIN_ID"] == "42"
     assert env["PYTHONPATH"].split(os.pathsep)[1:] == ["/elsewhere"]
-    monkeypatch.setenv("FASTDDS_BUILTIN_TRANSPORTS", "UDPv4")
-    assert node_environment()["FASTDDS_BUILTIN_TRANSPORTS"] == "UDPv4"  # the user's choice stands
+    for name in CHOICES:  # the user's choice stands
+        with monkeypatch.context() as own:
+            own.setenv(name, "own")
+            assert {k: v for k, v in node_environment().items() if k in CHOICES} == {name: "own"}
 
 
 def test_a_node_command_is_what_ros2_run_would_be_given(tmp_path: Path) -> None:

@@ -7,7 +7,7 @@ import subprocess
 import sys
 from pathlib import Path
 
-from test.support.node_process import TRANSPORTS
+from driveRT_ros.nodes.transport import CHOICES
 
 TINY_NETWORK = """
 voxelization:
@@ -65,11 +65,9 @@ def tiny_scene(folder: Path) -> Path:
     return path
 
 
-def drivert(
-    *arguments: object, timeout_s: float = 500.0, transports: str = TRANSPORTS
-) -> subprocess.CompletedProcess[str]:
-    """Run the command in a process of its own, without a ROS domain of the caller."""
-    env = {k: v for k, v in os.environ.items() if k != "ROS_DOMAIN_ID"}
-    env |= {"OMP_NUM_THREADS": "1", "COLUMNS": "120", "FASTDDS_BUILTIN_TRANSPORTS": transports}
+def drivert(*arguments: object, timeout_s: float = 500.0) -> subprocess.CompletedProcess[str]:
+    """Run the command in a process of its own, without ROS domain and transports of the caller."""
+    env = {k: v for k, v in os.environ.items() if k not in ("ROS_DOMAIN_ID", *CHOICES)}
+    env |= {"OMP_NUM_THREADS": "1", "COLUMNS": "120"}
     argv = [sys.executable, "-m", "driveRT_ros", *map(str, arguments)]
     return subprocess.run(argv, env=env, capture_output=True, text=True, timeout=timeout_s)

@@ -10,9 +10,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from driveRT_ros.nodes.process_env import node_command, node_environment
-
-TRANSPORTS = "LARGE_DATA"
-"""What nodes use where nothing is said, whatever the environment of the tests says."""
+from driveRT_ros.nodes.transport import CHOICES, TRANSPORTS
 
 LATE_S = 240.0
 """A process that takes longer hangs. Ten seconds are a start, minutes where all else is busy."""
@@ -79,7 +77,7 @@ def started(
     *,
     params: Mapping[str, object] | None = None,
     extra_args: tuple[str, ...] = (),
-    transports: str = TRANSPORTS,
+    transports: str = "",
     package: str = "driveRT_ros.nodes",
 ) -> Iterator[NodeUnderTest]:
     """Start ``<package>.<module>``; kill it, and it alone, where it is still running.
@@ -90,12 +88,14 @@ def started(
         domain_id: ROS domain.
         params: ROS parameters by name.
         extra_args: Appended after ``--ros-args`` and the parameters.
-        transports: Value of FASTDDS_BUILTIN_TRANSPORTS.
+        transports: Value of FASTDDS_BUILTIN_TRANSPORTS, where it is not what nodes use by default.
         package: Where the module is.
     """
+    own = node_environment(domain_id)
+    if transports:
+        own = {k: v for k, v in own.items() if k not in CHOICES} | {TRANSPORTS: transports}
     env = {
-        **node_environment(domain_id),
-        "FASTDDS_BUILTIN_TRANSPORTS": transports,
+        **own,
         "OMP_NUM_THREADS": "1",
         "ROS_LOG_DIR": str(folder / "ros_log"),
     }

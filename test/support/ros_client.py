@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import threading
 import time
 from collections import defaultdict
@@ -17,7 +16,7 @@ from rclpy.node import Node
 from rclpy.qos import DurabilityPolicy, QoSProfile, ReliabilityPolicy
 
 from driveRT_ros.nodes.handshake import Handshake
-from test.support.node_process import LATE_S, TRANSPORTS
+from test.support.node_process import LATE_S
 
 
 def profile(depth: int = 50, *, best_effort: bool = False, latched: bool = False) -> QoSProfile:
@@ -30,17 +29,14 @@ def profile(depth: int = 50, *, best_effort: bool = False, latched: bool = False
 class RosClient:
     """A node in its own context that spins in a thread; use it as a context manager."""
 
-    def __init__(
-        self, domain_id: int, name: str = "test_client", *, transports: str = TRANSPORTS
-    ) -> None:
-        self._domain_id, self._name, self._transports = domain_id, name, transports
+    def __init__(self, domain_id: int, name: str = "test_client") -> None:
+        self._domain_id, self._name = domain_id, name
         self._arrived = threading.Condition()
         self.received: dict[str, list[Any]] = defaultdict(list)
         self._publishers: dict[str, Any] = {}
         self._subscriptions: dict[str, Any] = {}
 
     def __enter__(self) -> RosClient:
-        os.environ["FASTDDS_BUILTIN_TRANSPORTS"] = self._transports  # read at rclpy.init
         self._context = Context()
         rclpy.init(args=[], context=self._context, domain_id=self._domain_id)
         self.node = Node(self._name, context=self._context)
