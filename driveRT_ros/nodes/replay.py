@@ -5,7 +5,6 @@ from __future__ import annotations
 import dataclasses
 import threading
 from collections.abc import Callable
-from time import monotonic
 from typing import Any
 
 from nav_msgs.msg import OccupancyGrid
@@ -16,20 +15,17 @@ from vision_msgs.msg import Detection3DArray
 
 from driveRT_ros.core.errors import ConfigError, DriveRTError
 from driveRT_ros.io.bag import BagReader
-from driveRT_ros.io.camera_topics import camera_topics
+from driveRT_ros.io.camera_topics import camera_topics, info_topic
 from driveRT_ros.nodes import qos
 from driveRT_ros.nodes.base import ManagedNode
-from driveRT_ros.nodes.handshake import Handshake, wait_received
+from driveRT_ros.nodes.consumers import Consumers
+from driveRT_ros.nodes.handshake import wait_received
 from driveRT_ros.nodes.playback import Playback
 from driveRT_ros.nodes.progress import Progress
 from driveRT_ros.nodes.raw import header_stamp_ns, message_class
 from driveRT_ros.nodes.replay_choice import choose_played, expected_clouds
 from driveRT_ros.nodes.replay_config import TF, TF_STATIC, ReplayConfig
 from driveRT_ros.nodes.stop import GOODBYE_S, PARTIAL, exit_within
-
-
-class NoConsumer(DriveRTError):  # noqa: N818 - nobody is there; the name says it
-    """Nobody subscribed in time, and a lockstep replay without consumer makes no sense."""
 
 
 class ReplayNode(ManagedNode):
@@ -140,7 +136,7 @@ class ReplayNode(ManagedNode):
         playback = self._playback
         assert playback is not None
         try:
-            self._wait_for_consumer(playback)
+            self._consumers().wait(playback.cancelled)
             with (
                 BagReader(self._played.bag_path) as reader,
                 Progress(self._total, self.get_logger().info) as progress,
@@ -163,36 +159,13 @@ class ReplayNode(ManagedNode):
         if not playback.cancelled.is_set():  # the main loop may hang where nobody was ever found
             exit_within(2 * GOODBYE_S, self.fault_code if self.fatal else 0)
 
-    def _wait_for_consumer(self, playback: Playback) -> None:
-        config: ReplayConfig = self._played
-        if not config.cloud_topic or not config.wait_for_subscriber_s:
-            return
-        cloud = self._outputs[config.cloud_topic]
-        deadline = monotonic() + config.wait_for_subscriber_s
-        missing = self._missing_consumer(cloud)
-        while missing and not playback.cancelled.wait(0.05):
-            if monotonic() > deadline:
-                sentence = f"{missing} within {config.wait_for_subscriber_s:g} s"
-                if config.lockstep_topic:
-                    raise NoConsumer(f"{sentence}; nothing was played.")
-                self.get_logger().warning(f"{sentence}; playing anyway.")
-                return
-            missing = self._missing_consumer(cloud)
-        topics = [output.topic_name for output in self._all_outputs()]
-        Handshake(self).wait(topics, playback.cancelled)
+    def _consumers(self) -> Consumers:
+        images = camera_topics(self._types).values()
+        cameras = [t for image in images for t in (image, info_topic(image))]
+        return Consumers(self, self._played, self._outputs, self._clock_output, cameras)
 
     def _all_outputs(self) -> list[Any]:
         return [self._clock_output, *self._outputs.values()]
-
-    def _missing_consumer(self, cloud: Any) -> str:
-        count, wanted = cloud.get_subscription_count(), self._played.min_subscribers
-        if count < wanted:
-            who = "Nobody" if not count else f"Only {count} of {wanted}"
-            return f"{who} subscribed to '{self._played.cloud_topic}'"
-        lockstep = self._played.lockstep_topic
-        if lockstep and not self.count_publishers(lockstep):
-            return f"Nobody published '{lockstep}'"
-        return ""
 
     def _check_end(self) -> None:
         if self._thread is not None and not self._thread.is_alive():
