@@ -3,17 +3,20 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterable
+from collections.abc import Collection, Sequence
+from itertools import filterfalse
 from time import monotonic
 from typing import Any
 
 from rclpy.node import Node
 
 from driveRT_ros.core.errors import DriveRTError
-from driveRT_ros.nodes.handshake import Handshake
+from driveRT_ros.io.camera_topics import info_topic
+from driveRT_ros.nodes.handshake import Handshake, is_nameless, node_names
 from driveRT_ros.nodes.replay_config import ReplayConfig
 
 _SETTLED_S = 3.0
+"""After this long without another subscription of theirs, they take no more of the cameras."""
 
 
 class NoConsumer(DriveRTError):  # noqa: N818 - nobody is there; the name says it
@@ -29,22 +32,21 @@ class Consumers:
     Args:
         node: It plays, and something spins it meanwhile.
         config: What is played, and who answers.
-        outputs: Publishers by topic of the bag.
-        clock: Publisher of the clock.
-        cameras: Topics of the images and calibrations that are answered on
-            ``config.lockstep_images_topic``.
+        cloud: Publisher of the clouds, where they are waited for.
+        topics: All that is published.
+        images: Topics of the images that are answered on ``config.lockstep_images_topic``.
     """
 
     def __init__(
         self,
         node: Node,
         config: ReplayConfig,
-        outputs: dict[str, Any],
-        clock: Any,
-        cameras: Iterable[str],
+        cloud: Any | None,
+        topics: Sequence[str],
+        images: Collection[str],
     ) -> None:
-        self._node, self._config = node, config
-        self._outputs, self._clock, self._cameras = outputs, clock, frozenset(cameras)
+        self._node, self._config, self._cloud, self._topics = node, config, cloud, topics
+        self._cameras = frozenset(images) | frozenset(map(info_topic, images))
         self._found: frozenset[str] = frozenset()
         self._found_s = 0.0
 
@@ -67,14 +69,13 @@ class Consumers:
                 return
             if cancelled.wait(0.05):
                 return
-        publishers = [self._clock, *self._outputs.values()]
-        Handshake(self._node).wait([p.topic_name for p in publishers], cancelled)
+        Handshake(self._node).wait(self._topics, cancelled)
 
     def _nobody_for_clouds(self) -> str:
         config = self._config
-        if not config.cloud_topic:
+        if self._cloud is None:
             return ""
-        count = self._outputs[config.cloud_topic].get_subscription_count()
+        count = self._cloud.get_subscription_count()
         if count < config.min_subscribers:
             who = "Nobody" if not count else f"Only {count} of {config.min_subscribers}"
             return f"{who} subscribed to '{config.cloud_topic}'"
@@ -84,24 +85,20 @@ class Consumers:
 
     def _nobody_for_images(self) -> str:
         """Say who is missing; subscribers are found one after the other, not all at once."""
-        answers = self._config.lockstep_images_topic
-        if not answers or not self._cameras:
+        if not self._cameras:
             return ""
-        who = _names(self._node.get_publishers_info_by_topic(answers))
+        answers = self._config.lockstep_images_topic
+        publishers = self._node.get_publishers_info_by_topic(answers)
+        who = set(filterfalse(is_nameless, node_names(publishers)))
         if not who:
             return f"Nobody published '{answers}'"
         found = frozenset(
             topic
             for topic in self._cameras
-            if who & _names(self._node.get_subscriptions_info_by_topic(topic))
+            if who & node_names(self._node.get_subscriptions_info_by_topic(topic))
         )
         if found != self._found:
             self._found, self._found_s = found, monotonic()
         if found == self._cameras or (found and monotonic() - self._found_s >= _SETTLED_S):
             return ""
         return f"Whoever publishes '{answers}' subscribed to {len(found) or 'none'} of the images"
-
-
-def _names(ends: Iterable[Any]) -> set[tuple[str, str]]:
-    names = {(end.node_namespace, end.node_name) for end in ends}
-    return {name for name in names if "_UNKNOWN_" not in name[1]}  # so rmw calls one that lags

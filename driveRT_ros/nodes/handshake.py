@@ -46,7 +46,7 @@ class Handshake:
         """
         ends = [e for t in published for e in self._node.get_subscriptions_info_by_topic(t)]
         ends += [e for t in heard for e in self._node.get_publishers_info_by_topic(t)]
-        names = {f"{e.node_namespace.rstrip('/')}/{e.node_name}" for e in ends}
+        names = node_names(ends)
         names.discard(self._node.get_fully_qualified_name())
         for name in names:
             if name not in self._asked:
@@ -63,6 +63,16 @@ class Handshake:
         """Forget everybody."""
         while self._asked:
             self._asked.popitem()[1].close()
+
+
+def node_names(ends: Iterable[Any]) -> set[str]:
+    """Return the full names of the nodes behind what ``get_*_info_by_topic`` lists."""
+    return {f"{end.node_namespace.rstrip('/')}/{end.node_name}" for end in ends}
+
+
+def is_nameless(name: str) -> bool:
+    """Tell whether rmw knows that a node is there, but its name has not arrived yet."""
+    return "_UNKNOWN_" in name
 
 
 def wait_received(publishers: Iterable[Any], cancelled: threading.Event) -> None:
@@ -85,7 +95,7 @@ class _Question:
     def __init__(self, node: Node, name: str, mute_s: float) -> None:
         self._node, self._begin_s, self._asked_s = node, monotonic(), -_AGAIN_S
         self._mute_s, self._client = mute_s, None
-        if "_UNKNOWN_" in name:  # so rmw calls a node whose name has not arrived yet
+        if is_nameless(name):
             self._mute_s = _GIVE_UP_S
         else:
             self._client = node.create_client(GetParameters, f"{name}/get_parameters")

@@ -27,6 +27,7 @@ class InputWatch:
     def __init__(self, node: Node, topic: str, health: Health, noun: str = "cloud") -> None:
         self._node, self._topic, self._health, self._noun = node, topic, health, noun
         self._silence, self._qos, self._lost = (f"{k} {topic}" for k in ("silence", "qos", "lost"))
+        self._hint = transport_hint(os.environ)
         self._awake_s = time.monotonic()
         self.events = SubscriptionEventCallbacks(
             incompatible_qos=self._qos_mismatch, message_lost=self._message_lost
@@ -55,7 +56,7 @@ class InputWatch:
             return
         sentence = (
             f"No {self._noun} on '{self._topic}' for more than {limit_s:g} s though {publishers} "
-            f"publisher(s) exist. {transport_hint(os.environ)}"
+            f"publisher(s) exist. {self._hint}"
         )
         self._health.fault(self._silence, WARN, sentence, now_s, until_cleared=True)
 
@@ -71,6 +72,6 @@ class InputWatch:
         self._health.lost(event.total_count_change)
         sentence = (
             f"{event.total_count} {self._noun}s of '{self._topic}' were lost on their way. "
-            f"{transport_hint(os.environ)}"
+            f"{self._hint}"
         )
         self._health.fault(self._lost, WARN, sentence, time.monotonic())

@@ -15,7 +15,7 @@ from vision_msgs.msg import Detection3DArray
 
 from driveRT_ros.core.errors import ConfigError, DriveRTError
 from driveRT_ros.io.bag import BagReader
-from driveRT_ros.io.camera_topics import camera_topics, info_topic
+from driveRT_ros.io.camera_topics import camera_topics
 from driveRT_ros.nodes import qos
 from driveRT_ros.nodes.base import ManagedNode
 from driveRT_ros.nodes.consumers import Consumers
@@ -75,13 +75,17 @@ class ReplayNode(ManagedNode):
         for topic, type_name in self._types.items():
             kind = message_class(type_name)
             self._outputs[topic] = self.create_publisher(kind, topic, self._profile(topic))
+        images = tuple(camera_topics(self._types).values()) if config.lockstep_images_topic else ()
         self._playback = Playback(
             self._played,
             lambda topic, raw: self._outputs[topic].publish(raw),
             self._publish_clock,
             self.get_logger().warning,
-            camera_topics(self._types).values() if config.lockstep_images_topic else (),
+            images,
         )
+        cloud = self._outputs.get(self._played.cloud_topic)
+        topics = [output.topic_name for output in self._all_outputs()]
+        self._consumers = Consumers(self, self._played, cloud, topics, images)
         if config.lockstep_topic:
             lockstep = self._playback.lockstep
             self._listen(config.lockstep_topic, Detection3DArray, lockstep.answer)
@@ -136,7 +140,7 @@ class ReplayNode(ManagedNode):
         playback = self._playback
         assert playback is not None
         try:
-            self._consumers().wait(playback.cancelled)
+            self._consumers.wait(playback.cancelled)
             with (
                 BagReader(self._played.bag_path) as reader,
                 Progress(self._total, self.get_logger().info) as progress,
@@ -158,11 +162,6 @@ class ReplayNode(ManagedNode):
             self.get_logger().error(f"Playing stopped by an unexpected {self.fatal}")
         if not playback.cancelled.is_set():  # the main loop may hang where nobody was ever found
             exit_within(2 * GOODBYE_S, self.fault_code if self.fatal else 0)
-
-    def _consumers(self) -> Consumers:
-        images = camera_topics(self._types).values()
-        cameras = [t for image in images for t in (image, info_topic(image))]
-        return Consumers(self, self._played, self._outputs, self._clock_output, cameras)
 
     def _all_outputs(self) -> list[Any]:
         return [self._clock_output, *self._outputs.values()]

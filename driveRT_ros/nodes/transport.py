@@ -11,10 +11,9 @@ TRANSPORTS = "FASTDDS_BUILTIN_TRANSPORTS"
 PROFILES = "FASTDDS_DEFAULT_PROFILES_FILE"
 OLD_PROFILES = "FASTRTPS_DEFAULT_PROFILES_FILE"
 """Its name with Fast DDS 2; version 3 warns of it."""
+CHOICES = (PROFILES, OLD_PROFILES, TRANSPORTS)
 
 _FAST_DDS_2 = ("humble", "iron", "jazzy")
-CHOICES = (PROFILES, OLD_PROFILES, TRANSPORTS)
-BETWEEN_COMPUTERS = f"{TRANSPORTS}=LARGE_DATA"
 
 
 def transport_environment(environment: Mapping[str, str]) -> dict[str, str]:
@@ -28,7 +27,10 @@ def transport_environment(environment: Mapping[str, str]) -> dict[str, str]:
     Raises:
         ConfigError: If the profile file of the package is missing.
     """
-    return {} if chosen_transport(environment) else dict([_setting(environment)])
+    if chosen_transport(environment):
+        return {}
+    name, path = _setting(environment)
+    return {name: path}
 
 
 def chosen_transport(environment: Mapping[str, str]) -> str:
@@ -43,7 +45,7 @@ def transport_hint(environment: Mapping[str, str]) -> str:
     """Return a sentence on what large messages need, and what this process has."""
     return (
         f"Large messages need {transport_setting(environment)} in the environment of every process "
-        f"(or, in all of them, {BETWEEN_COMPUTERS}, where they are on several computers); "
+        f"(or, in all of them, {TRANSPORTS}=LARGE_DATA, where they are on several computers); "
         f"here: {chosen_transport(environment) or 'neither'}."
     )
 

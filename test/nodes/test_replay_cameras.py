@@ -22,14 +22,19 @@ from test.support.ros_client import RosClient, profile
 pytestmark = pytest.mark.nodes
 
 
+def simulated(folder: Path, scale: float) -> Path:
+    """Return a bag of a fifth of a second, with two images of each camera."""
+    settings, bag = folder / "sim.yaml", folder / "bag"
+    settings.write_text(f"cameras: {{scale: {scale}, every_nth_sweep: 2}}\n")
+    arguments = ["convert", "--sim", str(bag), "--sim-config", str(settings), "--cameras"]
+    assert main([*arguments, "--duration", "0.2"]) == 0
+    return bag
+
+
 def test_six_cameras_of_a_converted_drive_arrive_whole_and_calibrated(
     domain_id: int, tmp_path: Path
 ) -> None:
-    settings = tmp_path / "sim.yaml"
-    settings.write_text("cameras: {scale: 0.5, every_nth_sweep: 2}\n")
-    bag = tmp_path / "bag"
-    arguments = ["convert", "--sim", str(bag), "--sim-config", str(settings), "--cameras"]
-    assert main([*arguments, "--duration", "0.2"]) == 0
+    bag = simulated(tmp_path, scale=0.5)
     images = {name: f"/{name}/image_rect_compressed" for name in NAMES}
     infos = {name: f"/{name}/camera_info" for name in NAMES}
     with RosClient(domain_id) as client:
@@ -60,10 +65,7 @@ def test_images_wait_for_whoever_is_to_answer_them_though_the_clouds_are_heard(
     domain_id: int, tmp_path: Path
 ) -> None:
     # On a busy machine a camera node is found seconds after the node that takes the clouds.
-    settings, bag = tmp_path / "sim.yaml", tmp_path / "bag"
-    settings.write_text("cameras: {scale: 0.1, every_nth_sweep: 2}\n")
-    arguments = ["convert", "--sim", str(bag), "--sim-config", str(settings), "--cameras"]
-    assert main([*arguments, "--duration", "0.2"]) == 0
+    bag = simulated(tmp_path, scale=0.1)
     images = [f"/{name}/image_rect_compressed" for name in NAMES]
     params = {
         "bag_path": str(bag),

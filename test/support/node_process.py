@@ -91,14 +91,13 @@ def started(
         transports: Value of FASTDDS_BUILTIN_TRANSPORTS, where it is not what nodes use by default.
         package: Where the module is.
     """
-    own = node_environment(domain_id)
-    if transports:
-        own = {k: v for k, v in own.items() if k not in CHOICES} | {TRANSPORTS: transports}
     env = {
-        **own,
+        **node_environment(domain_id),
         "OMP_NUM_THREADS": "1",
         "ROS_LOG_DIR": str(folder / "ros_log"),
     }
+    if transports:
+        env = {k: v for k, v in env.items() if k not in CHOICES} | {TRANSPORTS: transports}
     log_path = folder / f"{module}-{time.monotonic_ns()}.log"
     argv = [*node_command(module, params=params), *extra_args]
     argv[argv.index("-m") + 1] = f"{package}.{module}"
