@@ -16,6 +16,7 @@ BELONGS = {
     "peers": ("sparse", "frame"),
     "config": ("sparse", "frame", "soak", "camera", "ros"),
     "rounds": ("sparse", "grid", "frame", "camera"),
+    "threads": ("frame",),
     "sizes": ("grid", "ros"),
     "rates": ("ros",),
     "duration": ("ros",),
