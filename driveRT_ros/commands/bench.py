@@ -70,9 +70,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--rounds", type=int, help=f"interleaved rounds (default: {DEFAULT_ROUNDS})"
     )
-    parser.add_argument(
-        "--threads", type=int, metavar="N", help="CPU threads; default: of the parameters (frame)"
-    )
     parser.add_argument("--sizes", metavar="MB", help="of grids or clouds, by comma (grid, ros)")
     parser.add_argument("--rates", metavar="HZ", help="of clouds, by comma (ros)")
     parser.add_argument("--duration", type=float, metavar="S", help="of each case (ros)")

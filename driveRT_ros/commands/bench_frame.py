@@ -22,8 +22,6 @@ if TYPE_CHECKING:
     from driveRT_ros.core.config import LidarConfig
 
 PEERS = ("spconv", "torch")
-MOST_THREADS = 1024
-"""As of parameter ``num_threads``."""
 
 
 def measure(args: argparse.Namespace) -> dict[str, Any]:
@@ -51,8 +49,8 @@ def measure(args: argparse.Namespace) -> dict[str, Any]:
 
     config = LidarConfig.from_yaml(args.config) if args.config else LidarConfig()
     config = facing(config, config.model.forward_yaw_deg)  # peers turn nothing
-    if threads := _threads(args.threads, config):
-        torch.set_num_threads(threads)
+    if config.num_threads:
+        torch.set_num_threads(config.num_threads)
     names = frame_names(args, ALL_FRAMES if on_gpu else ALL_FRAMES[:1])
     device = torch.device(args.device, 0) if on_gpu else torch.device("cpu")
     with progress() as bar:
@@ -69,19 +67,6 @@ def measure(args: argparse.Namespace) -> dict[str, Any]:
 
         bench = frame.FrameBench(config, weights, candidates, device, args.rounds)
         return frame.measure(bench, frames, profile=on_gpu, told=told)
-
-
-def _threads(wanted: int | None, config: LidarConfig) -> int:
-    """Return how many threads torch is to have; 0 leaves it those that it has.
-
-    Raises:
-        ConfigError: If ``--threads`` is no number of threads.
-    """
-    if wanted is None:
-        return config.num_threads
-    if not 1 <= wanted <= MOST_THREADS:
-        raise ConfigError(f"Option --threads must be from 1 to {MOST_THREADS}, got {wanted}.")
-    return wanted
 
 
 def _peers(

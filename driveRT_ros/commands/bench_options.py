@@ -16,7 +16,6 @@ BELONGS = {
     "peers": ("sparse", "frame"),
     "config": ("sparse", "frame", "soak", "camera", "ros"),
     "rounds": ("sparse", "grid", "frame", "camera"),
-    "threads": ("frame",),
     "sizes": ("grid", "ros"),
     "rates": ("ros",),
     "duration": ("ros",),

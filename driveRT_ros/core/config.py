@@ -375,9 +375,7 @@ class LidarConfig(Config):
     device: str = param("auto", "'auto', 'cpu', 'cuda' or 'cuda:N'.")
     on_device_loss: str = device_loss_param()
     seed: int = param(0, "Seed of untrained weights.", ge=0)
-    num_threads: int = param(
-        0, "CPU threads; 0 uses every core. They also copy clouds for a GPU.", ge=0, le=1024
-    )
+    num_threads: int = param(0, "CPU threads; 0 uses every core.", ge=0, le=1024)
     autostart: bool = param(True, "Configure and activate at start.")
     build_only: bool = param(False, "Configure (compile, load, warm up), then exit.")
     voxelization: VoxelizationConfig = group(VoxelizationConfig)
@@ -390,7 +388,10 @@ class LidarConfig(Config):
 
     def check(self) -> None:
         """Refuse a number of score thresholds that is neither one nor one per class."""
-        got, names = len(self.post_process_params.score_thresholds), self.model.class_names
+        got, names = (
+            len(self.post_process_params.score_thresholds),
+            self.model.class_names,
+        )
         if got not in (1, len(names)):
             raise ConfigError(
                 "Parameter 'post_process_params.score_thresholds' must hold 1 value or one for "

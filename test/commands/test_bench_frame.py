@@ -67,19 +67,6 @@ def test_the_detector_is_checked_and_timed_from_points_and_from_a_message(tmp_pa
     assert "ours fp32" in text and "backbone" in text and f"Wrote {output}." in text
 
 
-def test_threads_are_those_of_the_option_or_else_of_the_parameters(tmp_path):
-    config = str(tiny_network(tmp_path))  # says one thread
-    base = ["bench", "frame", "--device", "cpu", "--rounds", "1", "--config", config]
-    before = torch.get_num_threads()
-    try:
-        for options, threads in (([], 1), (["--threads", "2"], 2)):
-            output = tmp_path / "result.json"
-            assert main([*base, *options, "--output", str(output)]) == 0
-            assert json.loads(output.read_text())["threads"] == threads
-    finally:
-        torch.set_num_threads(before)
-
-
 @no_gpu
 @pytest.mark.parametrize(
     ("arguments", "sentence"),
@@ -89,9 +76,6 @@ def test_threads_are_those_of_the_option_or_else_of_the_parameters(tmp_path):
         (("--peers", "cublas"), "There is no peer cublas; there are spconv, torch."),
         (("--device", "cpu", "--rates", "10"), "--rates belongs to 'drivert bench ros'"),
         (("--device", "cpu", "--frames", "D"), "no frame 'D'"),
-        (("--device", "cpu", "--threads", "0"), "--threads must be from 1 to 1024, got 0."),
-        (("--device", "cpu", "--threads", "-1"), "--threads must be from 1 to 1024, got -1."),
-        (("--device", "cpu", "--threads", "1025"), "--threads must be from 1 to 1024, got 1025."),
     ],
 )
 def test_a_wrong_option_is_refused(arguments, sentence, capsys):

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import weakref
-
 import numpy as np
 import pytest
 import torch
@@ -11,7 +9,7 @@ import torch
 from driveRT_ros.core.config import LidarConfig
 from driveRT_ros.core.frame import PointBatch
 from driveRT_ros.core.gpu import transfers
-from driveRT_ros.core.gpu.transfers import HEADER_WORDS, FrameInput, HostCopy, to_read
+from driveRT_ros.core.gpu.transfers import HEADER_WORDS, FrameInput, HostCopy
 from driveRT_ros.core.pipeline import _checked
 from driveRT_ros.core.rows import pinned_rows
 from driveRT_ros.core.sweeps import sweeps_for
@@ -107,28 +105,6 @@ def test_a_copy_on_the_host_is_that_of_the_last_wait(device):
         copy.enqueue()
         copy.wait()
         assert copy.words.tolist() == words.tolist()
-
-
-@pytest.mark.filterwarnings("error")
-@pytest.mark.parametrize("count", [0, 1, 1000])
-def test_memory_that_is_read_only_is_looked_at_without_a_copy_or_a_warning(count):
-    values = np.arange(count).astype(np.uint8)
-    data = np.frombuffer(values.tobytes(), np.uint8) if count else np.empty(0, np.uint8)
-    seen = to_read(data)
-    assert seen.dtype == torch.uint8 and np.array_equal(seen.numpy(), values)
-    assert np.shares_memory(seen.numpy(), data) or not count
-    part = to_read(data[1::2])
-    assert np.array_equal(part.numpy(), values[1::2])
-
-
-def test_memory_that_is_looked_at_stays_though_the_caller_lets_go():
-    data = np.frombuffer(bytes(range(256)) * 4096, np.uint8)
-    kept = weakref.ref(data)
-    seen = to_read(data)
-    del data
-    assert kept() is not None and int(seen.sum(dtype=torch.int64)) == 255 * 128 * 4096
-    del seen
-    assert kept() is None
 
 
 @pytest.mark.parametrize(

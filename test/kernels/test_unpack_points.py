@@ -76,21 +76,6 @@ def test_messages_of_any_layout_and_values_are_unpacked_or_refused_as_by_the_hos
     assert refused > 10 and decoded > 50
 
 
-@pytest.mark.filterwarnings("error")  # torch says so once a process, of memory that is read-only
-def test_a_message_in_several_parts_arrives_whole_and_may_change_at_once(backend, monkeypatch):
-    monkeypatch.setattr(unpack_points, "_COPY_BYTES", 1000)
-    config, device = InputConfig(), device_sweeps(backend, num_past_frames=0)
-    for seed in range(3):
-        message = xyzi_cloud(random_points(COUNT, seed=seed))
-        want = decode(message, config=config)
-        message.data = bytearray(message.data)
-        raw = read_raw(message, config)
-        assert len(raw.data) > 2000 and len(raw.data) % 1000 and not raw.data.flags.writeable
-        cloud = device.push_raw(raw, None)
-        message.data[:] = bytes(len(message.data))
-        same_bytes(cloud.exact(), want.rows)
-
-
 def test_an_empty_message_is_an_ordinary_one(backend):
     device, config = device_sweeps(backend), InputConfig()
     for count in (0, 5, 0):

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 
-import numpy as np
 import torch
 
 from driveRT_ros.core.sparse_types import NUM_FEATURES
@@ -97,26 +96,6 @@ def _is_whole(points: torch.Tensor) -> bool:
 def _parts(words: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
     points = words[HEADER_WORDS:].view(torch.float32).view(-1, NUM_FEATURES)
     return words[:1], points
-
-
-class _Writable:
-    """Memory of an array, declared writable: torch warns of any other, also where it only reads."""
-
-    def __init__(self, array: np.ndarray) -> None:
-        self._array = array  # stays as long as its memory is looked at
-        described = array.__array_interface__
-        self.__array_interface__ = {**described, "data": (described["data"][0], False)}
-
-
-def to_read(array: np.ndarray) -> torch.Tensor:
-    """Return the same memory as a tensor, of an array that may be read-only.
-
-    A copy from there is made by as many threads as torch has; numpy has one.
-
-    Args:
-        array: Of a type that torch knows, its strides not negative.
-    """
-    return torch.from_numpy(np.asarray(_Writable(array)))
 
 
 class Upload:

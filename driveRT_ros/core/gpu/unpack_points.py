@@ -17,7 +17,7 @@ import numpy as np
 import torch
 
 from driveRT_ros.core.cuda import kernel_on
-from driveRT_ros.core.gpu.transfers import HostCopy, Upload, to_read
+from driveRT_ros.core.gpu.transfers import HostCopy, Upload
 from driveRT_ros.core.graph import StageGraphs
 from driveRT_ros.core.kernel_args import struct_dtype, struct_value, struct_values
 from driveRT_ros.core.raw_cloud import (
@@ -263,11 +263,10 @@ class PointUnpacker:
         if past:
             sweeps = struct_values(_FILE, "Past", [_past(sweep) for sweep in past])
             self._host[self._past_at :][: sweeps.nbytes] = sweeps.view(np.uint8)
-        message = to_read(data)
         begin, end = 0, self._data_at  # header and past sweeps go with the first bytes
         for first in range(0, max(len(data), 1), _COPY_BYTES):
-            part = message[first : first + _COPY_BYTES]
-            self._pinned[end : end + len(part)].copy_(part)
+            part = data[first : first + _COPY_BYTES]
+            self._host[end : end + len(part)] = part
             end += len(part)
             with self._upload.stream() if self._upload else contextlib.nullcontext():
                 self._bytes[begin:end].copy_(self._pinned[begin:end], non_blocking=True)
