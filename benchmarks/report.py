@@ -19,6 +19,7 @@ from typing import Any
 REPO = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(REPO))
 
+from benchmarks.report_frames import frame_tables, ros_tables  # noqa: E402
 from benchmarks.report_operators import grid_tables, markdown, pool_tables  # noqa: E402
 from driveRT_ros.bench.table import device_us  # noqa: E402
 
@@ -180,13 +181,15 @@ def facts(report: Table, frames: Table) -> str:
 
 SUITES: dict[str, Callable[[Table, str], str]] = {
     "sparse": tables,
+    "frame": frame_tables,
+    "ros": ros_tables,
     "bevpool": pool_tables,
     "grid": grid_tables,
 }
 """What makes the tables of a result, by its suite."""
 
 
-SECTIONS = {"grid": "## Grids"}
+SECTIONS = {"grid": "## Grids", "frame": "## Whole frames", "ros": "## Over DDS"}
 """Where the tables of a suite go that had no result before."""
 
 
