@@ -260,8 +260,9 @@ def test_faulty_rows_leave_the_other_detections_as_they_are():
     for before, after in zip(clean, proposals):
         assert torch.isfinite(after.boxes).all()
         assert len(before.boxes) - 10 <= len(after.boxes) <= len(before.boxes)
-        same = (before.boxes[:, None] == after.boxes[None]).all(-1)
-        assert same.any(0).all()  # every box left is one of the clean ones
+        # Every box left is one of the clean ones; some CPUs round products of fewer rows otherwise.
+        same = torch.isclose(before.boxes[:, None], after.boxes[None], rtol=1e-12, atol=1e-12)
+        assert same.all(-1).any(0).all()
 
 
 def test_the_centre_range_is_applied_after_the_cap():
