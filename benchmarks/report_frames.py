@@ -4,16 +4,9 @@ from __future__ import annotations
 
 from typing import Any
 
-from benchmarks.report_operators import markdown
+from benchmarks.report_operators import markdown, place
 
 Table = dict[str, Any]
-
-
-def _where(report: Table, name: str) -> str:
-    return (
-        f"{report['gpu']}, driver {report['driver']}, torch {report['torch']}, {report['date']}, "
-        f"commit {report['commit']} (`benchmarks/results/{name}`)."
-    )
 
 
 def frame_tables(report: Table, name: str) -> str:
@@ -28,15 +21,19 @@ def frame_tables(report: Table, name: str) -> str:
     for frame, found in report["frames"].items():
         ours = next(c for n, c in found["candidates"].items() if n.startswith("ours"))
         for detector, times in found["candidates"].items():
+            if "absent" in times:
+                lines.append([f"{frame}, {detector}", f"absent: {times['absent']}", "", ""])
+                continue
             boxes = times["boxes"]
             line = [f"{frame}, {detector}", f"{boxes['matched']}/{boxes['wanted']}"]
             for form in ("points", "message"):
-                wall, mine = times[form]["wall_us"]["median"], ours[form]["wall_us"]["median"]
-                ratio = "" if times is ours else f" ({wall / mine:.1f}×)"
-                line.append(f"{wall / 1e3:.2f}{ratio}")
+                wall = times[form]["wall_us"]["median"]
+                compared = times is not ours and "absent" not in ours
+                over = f" ({wall / ours[form]['wall_us']['median']:.1f}×)" if compared else ""
+                line.append(f"{wall / 1e3:.2f}{over}")
             lines.append(line)
     text = (
-        f"{_where(report, name)} Medians in ms of wall time, from points in ordinary host memory "
+        f"{place(report, name)} Medians in ms of wall time, from points in ordinary host memory "
         "or from a PointCloud2 to boxes on the host; in brackets, over ours. Peers: the network of "
         "spconv, with voxels, heads and suppression in eager torch. Boxes: of those of the "
         "reference in float32, those that a detector finds."
@@ -59,7 +56,7 @@ def ros_tables(report: Table, name: str) -> str:
         line += [f"{case['latency_ms'][key]:.1f}" for key in ("p50", "p95", "p99", "max")]
         lines.append(line)
     text = (
-        f"{_where(report, name)} {report['precision']}; ms from publishing a cloud in one process "
+        f"{place(report, name)} {report['precision']}; ms from publishing a cloud in one process "
         "until its detections are there, by way of the node in another; transports: "
         f"{report['transports']}."
     )

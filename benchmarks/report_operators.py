@@ -15,13 +15,18 @@ def markdown(head: list[str], lines: list[list[str]]) -> str:
     return "\n".join("| " + " | ".join(row) + " |" for row in rows)
 
 
+def place(report: Table, name: str) -> str:
+    """Return where and when it was measured, and the file that says so."""
+    return (
+        f"{report['gpu']}, driver {report['driver']}, torch {report['torch']}, {report['date']}, "
+        f"commit {report['commit']} (`benchmarks/results/{name}`)."
+    )
+
+
 def source(report: Table, name: str) -> str:
     """Return what was measured where."""
     note = f" {report['note']}" if "note" in report else ""
-    return (
-        f"{report['gpu']}, driver {report['driver']}, torch {report['torch']}, {report['date']}, "
-        f"commit {report['commit']} (`benchmarks/results/{name}`).{note} Medians in µs."
-    )
+    return f"{place(report, name)}{note} Medians in µs."
 
 
 # ---- pooling ------------------------------------------------------------------------------------

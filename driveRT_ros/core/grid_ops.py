@@ -12,7 +12,6 @@ The nodes of a grid are trusted: check what came from a file (its checksum) befo
 from __future__ import annotations
 
 import functools
-import zlib
 
 import numpy as np
 import torch
@@ -23,6 +22,7 @@ from driveRT_ros.core.grid_types import GridStats, Statistics
 from driveRT_ros.core.nanovdb_layout import ON_INDEX, GridHeader
 from driveRT_ros.core.reference import grid_ops as reference
 from driveRT_ros.core.reference import grid_stats as reference_stats
+from driveRT_ros.core.stages import crc32
 
 __all__ = [
     "GridHeader",
@@ -107,7 +107,7 @@ def crc32_bits(*tensors: torch.Tensor) -> torch.Tensor:
         from driveRT_ros.core.gpu import grid_ops as gpu  # needs a driver
 
         return gpu.crc32(*(t if t.data_ptr() % 4 == 0 else t.clone() for t in plain))
-    crcs = [zlib.crc32(t.view(-1).view(torch.uint8).numpy().data) for t in plain]
+    crcs = [crc32(t) for t in plain]
     return torch.from_numpy(np.array(crcs, np.uint32).view(np.int32))
 
 

@@ -63,9 +63,6 @@ class StageClock:
         return [start.elapsed_time(end) for start, end in pairs]
 
 
-_PLAIN = (torch.float32, torch.float64, torch.int32, torch.int64, torch.uint8)
-
-
 def device_named(name: str | torch.device) -> torch.device:
     """Return a device that works, with its index: ``auto`` is CUDA where there is one.
 
@@ -97,8 +94,6 @@ def crc32(*tensors: torch.Tensor, start: int = 0) -> int:
     for tensor in tensors:
         if not tensor.numel():  # strides of nothing may be anything
             continue
-        plain = tensor.detach().cpu().contiguous()
-        if plain.dtype not in _PLAIN:  # numpy has no such type
-            plain = plain.reshape(-1).view(torch.uint8)
-        crc = zlib.crc32(plain.numpy(), crc)
+        plain = tensor.detach().cpu().contiguous().reshape(-1)
+        crc = zlib.crc32(plain.view(torch.uint8).numpy(), crc)
     return crc

@@ -168,6 +168,11 @@ def test_a_frame_that_our_engine_fails_shows_no_time_of_ours():
     assert "×" not in text and "frame C, stage" not in text
 
 
+def measured():
+    """Return where and when the example was measured."""
+    return {key: example()[key] for key in ("gpu", "driver", "torch", "date", "commit")}
+
+
 def test_whole_frames_show_boxes_and_what_a_peer_takes_over_ours():
     def detector(matched, points, message):
         walls = {"points": points, "message": message}
@@ -175,12 +180,13 @@ def test_whole_frames_show_boxes_and_what_a_peer_takes_over_ours():
         return {"boxes": {"matched": matched, "wanted": 119}, **forms}
 
     result = {
-        **{key: example()[key] for key in ("gpu", "driver", "torch", "date", "commit")},
+        **measured(),
         "frames": {
             "C": {
                 "candidates": {
                     "ours fp16": detector(119, 2000.0, 2500.0),
                     "spconv fp16 Native": detector(114, 30_000.0, 40_000.0),
+                    "spconv fp16 MaskImplicitGemm": {"absent": "RuntimeError: no kernel"},
                 }
             }
         },
@@ -189,13 +195,14 @@ def test_whole_frames_show_boxes_and_what_a_peer_takes_over_ours():
     assert "commit abcdef1" in text and "frame-x.json" in text
     assert "| C, ours fp16 | 119/119 | 2.00 | 2.50 |" in text
     assert "| C, spconv fp16 Native | 114/119 | 30.00 (15.0×) | 40.00 (16.0×) |" in text
+    assert "| C, spconv fp16 MaskImplicitGemm | absent: RuntimeError: no kernel |  |  |" in text
 
 
 def test_the_node_over_dds_shows_what_became_of_every_cloud():
     latency = {"p50": 5.04, "p95": 6.0, "p99": 7.0, "max": 8.0}
     counts = {"sent": 1200, "answered": 1190, "dropped": 7, "lost": 3}
     result = {
-        **{key: example()[key] for key in ("gpu", "driver", "torch", "date", "commit")},
+        **measured(),
         "precision": "fp16",
         "transports": "fastdds.xml",
         "cases": [{"data_bytes": 693_760, "rate_hz": 20.0, **counts, "latency_ms": latency}],
